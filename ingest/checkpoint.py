@@ -1,0 +1,76 @@
+"""A checkpoint as named tensors with headers, whatever file format holds them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class TensorHeader:
+    """What a file says about one tensor before its values are read.
+
+    ``shape`` is (out, in) as numpy would show it; ``nbytes`` is the size of the stored values.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    nbytes: int
+    file: str
+
+    @property
+    def numel(self) -> int:
+        """Number of values."""
+        return math.prod(self.shape)
+
+
+class TensorFile(Protocol):
+    """One file of tensors. ``read`` may be called from several threads."""
+
+    @property
+    def headers(self) -> Mapping[str, TensorHeader]:
+        """Headers by tensor name."""
+
+    def read(self, name: str) -> Tensor:
+        """The values on the CPU in a floating dtype, shaped as the header says."""
+
+
+@dataclass(slots=True)
+class Checkpoint:
+    """Named tensors spread over files, and the configuration beside them.
+
+    ``files`` opens lazily: only files that hold attention are ever touched. ``naming`` selects the
+    family table, ``transformers`` or ``gguf``.
+    """
+
+    source: str
+    name: str
+    format: str
+    naming: str
+    config: Mapping[str, Any]
+    location: Mapping[str, str]
+    files: Mapping[str, TensorFile]
+    revision: str | None = None
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.location
+
+    def header(self, name: str) -> TensorHeader:
+        """Header of one tensor; opens its file."""
+        return self.files[self.location[name]].headers[name]
+
+    def read(self, name: str) -> Tensor:
+        """Values of one tensor in a floating dtype on the CPU."""
+        return self.files[self.location[name]].read(name)
+
+    def total_parameters(self) -> int | None:
+        """Parameters of the whole checkpoint, or None where some headers are in files never opened."""
+        if len(self.files) != 1:
+            return None
+        return sum(header.numel for file in self.files.values() for header in file.headers.values())

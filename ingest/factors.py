@@ -1,0 +1,162 @@
+"""From the tensors of one layer to its head factors, raw or with the norms folded in."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ingest.checkpoint import Checkpoint
+from ingest.families import Norm
+from ingest.plan import LayerPlan, Operator
+
+NORM_ROLES = ("feeding_norm", "branch_norm")
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """Canonical projections of one layer in the checkpoint's dtype, heads in order along rows.
+
+    ``w_q`` (head d_head, d_model), ``w_k`` and ``w_v`` (kv_head d_head, d_model), ``w_o``
+    (d_model, head d_head), and the norm gains (d_model,) that folding needs.
+    """
+
+    w_q: Tensor
+    w_k: Tensor
+    w_v: Tensor
+    w_o: Tensor
+    gains: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class HeadFactors:
+    """Factors of one layer and operator.
+
+    ``output`` O (head, d_model, d_head), ``value`` V (kv_head, d_model, d_head), ``query`` and
+    ``key`` likewise; ``kv_head`` (head,) says which value and key a head reads.
+    """
+
+    output: Tensor
+    value: Tensor
+    query: Tensor
+    key: Tensor
+    kv_head: Tensor
+
+
+def read_weights(checkpoint: Checkpoint, plan: LayerPlan) -> LayerWeights:
+    """Read one layer and bring every layout to the same four matrices."""
+    tensors = {role: checkpoint.read(name) for role, name in plan.tensors.items()}
+    gains: dict[str, Tensor] = {role: tensors.pop(role) for role in NORM_ROLES if role in tensors}
+    if plan.projections.transposed:
+        tensors = {role: tensor.mT for role, tensor in tensors.items()}
+    if "fused" in tensors:
+        w_q, w_k, w_v = split_fused(tensors["fused"], plan)
+    else:
+        w_q, w_k, w_v = tensors["query"], tensors["key"], tensors["value"]
+    weights = LayerWeights(w_q, w_k, w_v, tensors["output"], gains)
+    return _restore_pruned(weights, plan) if plan.pruned else weights
+
+
+def split_fused(fused: Tensor, plan: LayerPlan) -> tuple[Tensor, Tensor, Tensor]:
+    """Query, key and value rows of a fused matrix, heads in order."""
+    if plan.projections.layout == "interleaved":
+        query, key, value = fused.view(plan.n_heads, 3, plan.d_head, -1).unbind(1)
+        return query.flatten(0, 1), key.flatten(0, 1), value.flatten(0, 1)
+    rows, kv_rows = plan.n_heads * plan.d_head, plan.n_kv_heads * plan.d_head
+    return fused[:rows], fused[rows : rows + kv_rows], fused[rows + kv_rows :]
+
+
+def _restore_pruned(weights: LayerWeights, plan: LayerPlan) -> LayerWeights:
+    """Put zero blocks where heads were removed, so that the others keep their numbers."""
+    kept = torch.tensor([head for head in range(plan.n_heads) if head not in plan.pruned])
+
+    def rows(w: Tensor) -> Tensor:
+        full = w.new_zeros(plan.n_heads, plan.d_head, w.shape[-1])
+        full[kept] = w.reshape(len(kept), plan.d_head, -1)
+        return full.flatten(0, 1)
+
+    return LayerWeights(rows(weights.w_q), rows(weights.w_k), rows(weights.w_v), rows(weights.w_o.mT).mT, weights.gains)
+
+
+def digest(*matrices: Tensor) -> bytes:
+    """SHA-256 of matrices as little-endian float64 in row-major order, with their shapes."""
+    state = hashlib.sha256()
+    for matrix in matrices:
+        state.update(repr(tuple(matrix.shape)).encode())
+        rows = max(1, 2**20 // max(1, matrix.shape[-1]))
+        for first in range(0, matrix.shape[0], rows):
+            state.update(matrix[first : first + rows].double().contiguous().numpy().data)
+    return state.digest()
+
+
+@dataclass(frozen=True, slots=True)
+class LayerDigests:
+    """What identifies one layer: its values and outputs, queries and keys, and norm gains read."""
+
+    content: bytes
+    query_key: bytes
+    gains: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ModelHashes:
+    """SHA-256, as hexadecimal text, over the digests of a model's layers in key order."""
+
+    content: str
+    query_key: str
+    gains: str
+
+
+def layer_digests(weights: LayerWeights) -> LayerDigests:
+    """Digests of one layer, the same whatever format, sharding or fused layout it came from."""
+    gains = [gain[None] for _, gain in sorted(weights.gains.items())]
+    return LayerDigests(digest(weights.w_v, weights.w_o), digest(weights.w_q, weights.w_k), digest(*gains))
+
+
+def model_hashes(layers: Sequence[LayerDigests]) -> ModelHashes:
+    """Hashes of a model from the digests of its layers."""
+
+    def over(parts: list[bytes]) -> str:
+        return hashlib.sha256(b"".join(parts)).hexdigest()
+
+    return ModelHashes(
+        over([layer.content for layer in layers]),
+        over([layer.query_key for layer in layers]),
+        over([layer.gains for layer in layers]),
+    )
+
+
+def head_factors(
+    weights: LayerWeights, plan: LayerPlan, operator: Operator, device: torch.device, dtype: torch.dtype
+) -> HeadFactors:
+    """Factors on ``device`` in ``dtype``; biases are no part of them.
+
+    ``folded`` multiplies the norm in front of attention into V, Q and K (``diag(g) V`` for RMSNorm,
+    ``(I - 11^T/d) diag(g) V`` for LayerNorm) and the gain on the branch's output into O.
+    """
+
+    def heads(w: Tensor, count: int) -> Tensor:
+        return w.to(device=device, dtype=dtype).view(count, -1, w.shape[-1]).mT
+
+    output = weights.w_o.to(device=device, dtype=dtype).view(plan.d_model, plan.n_heads, -1).transpose(0, 1)
+    kv_heads = plan.n_kv_heads
+    value, key = heads(weights.w_v, kv_heads), heads(weights.w_k, kv_heads)
+    query = heads(weights.w_q, plan.n_heads)
+    if operator == "folded":
+        if plan.feeding is not None:
+            value, query, key = (fold(x, plan.feeding, weights.gains.get("feeding_norm")) for x in (value, query, key))
+        if plan.branch is not None:
+            output = fold(output, plan.branch, weights.gains.get("branch_norm"))
+    kv_head = torch.arange(plan.n_heads, device=device) // (plan.n_heads // kv_heads)
+    return HeadFactors(output, value, query, key, kv_head)
+
+
+def fold(x: Tensor, norm: Norm, gain: Tensor | None) -> Tensor:
+    """``x`` (n, d_model, d_head) with the linear part of a norm folded in along d_model."""
+    if gain is not None:
+        scale = gain.to(device=x.device, dtype=x.dtype)
+        x = x * (1 + scale if norm.kind == "rms_plus_one" else scale)[:, None]
+    return x - x.mean(1, keepdim=True) if norm.kind == "layer" else x

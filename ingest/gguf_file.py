@@ -1,0 +1,180 @@
+"""GGUF files: metadata and tensor headers parsed here, values dequantised by the gguf package.
+
+The package's own reader builds an object for every token of the vocabulary before it shows the
+first tensor, which takes seconds; this one steps over them. Layout: magic, version, counts, the
+key/value metadata, one record per tensor, padding, values (little-endian, version 2 and 3).
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import struct
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ingest.checkpoint import TensorHeader
+from ingest.safetensors_file import LocalFile, truncated
+from stats.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+STRING, ARRAY = 8, 9
+LONGEST_ARRAY_KEPT = 4096
+"""Arrays longer than this are vocabularies and their scores; per-layer settings are shorter."""
+
+
+class _Cursor:
+    """Sequential little-endian reads that know where the file ends."""
+
+    def __init__(self, buffer: mmap.mmap | bytes, name: str) -> None:
+        self.buffer = buffer
+        self.name = name
+        self.position = 0
+        self.size = len(buffer)
+
+    def skip(self, count: int) -> int:
+        start = self.position
+        if count < 0 or count > self.size - start:
+            raise truncated(self.name, start + count, self.size)
+        self.position = start + count
+        return start
+
+    def scalar(self, code: str) -> Any:
+        start = self.skip(struct.calcsize("<" + code))
+        return struct.unpack_from("<" + code, self.buffer, start)[0]
+
+    def text(self) -> str:
+        length = self.scalar("Q")
+        start = self.skip(length)
+        return self.buffer[start : start + length].decode("utf-8", errors="replace")
+
+
+class GgufFile:
+    """One GGUF file: metadata, tensor headers, and dequantised values."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._source = LocalFile(path)
+
+    @cached_property
+    def _parsed(self) -> tuple[dict[str, Any], dict[str, TensorHeader], dict[str, int]]:
+        if self._source.size < 24:
+            raise truncated(str(self._path), 24, self._source.size)
+        with (
+            self._path.open("rb") as stream,
+            mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
+        ):
+            return self._parse(_Cursor(mapped, str(self._path)))
+
+    def _parse(self, cursor: _Cursor) -> tuple[dict[str, Any], dict[str, TensorHeader], dict[str, int]]:
+        magic = cursor.buffer[cursor.skip(4) : 4]
+        version = cursor.scalar("I")
+        if magic != b"GGUF" or version not in (2, 3):
+            raise self._malformed("the letters GGUF and version 2 or 3", f"{magic!r}, version {version}")
+        n_tensors, n_fields = cursor.scalar("Q"), cursor.scalar("Q")
+        metadata = {}
+        for _ in range(n_fields):
+            name = cursor.text()
+            metadata[name] = self._value(cursor, cursor.scalar("I"), nested=0)
+        records = [self._record(cursor) for _ in range(n_tensors)]
+        alignment = metadata.get("general.alignment", 32)
+        if not isinstance(alignment, int) or alignment < 1:
+            raise self._malformed("a positive general.alignment", repr(alignment))
+        start = math.ceil(cursor.position / alignment) * alignment
+        headers, offsets = {}, {}
+        for name, shape, type_number, offset in records:
+            dtype, nbytes = self._stored_size(name, shape, type_number)
+            if start + offset + nbytes > cursor.size:
+                raise truncated(f"{self._path}, tensor {name}", start + offset + nbytes, cursor.size)
+            headers[name] = TensorHeader(name, shape, dtype, nbytes, str(self._path))
+            offsets[name] = start + offset
+        return metadata, headers, offsets
+
+    def _value(self, cursor: _Cursor, kind: int, nested: int) -> Any:
+        if kind in SCALARS:
+            return cursor.scalar(SCALARS[kind])
+        if kind == STRING:
+            return cursor.text()
+        if kind != ARRAY or nested > 2:
+            raise self._malformed("a known metadata type", f"type {kind} at byte {cursor.position:,}")
+        kind, count = cursor.scalar("I"), cursor.scalar("Q")
+        if kind in SCALARS:
+            code = f"<{count}{SCALARS[kind]}"
+            if count > cursor.size:
+                raise truncated(str(self._path), cursor.position + count, cursor.size)
+            start = cursor.skip(struct.calcsize(code))
+            return list(struct.unpack_from(code, cursor.buffer, start)) if count <= LONGEST_ARRAY_KEPT else None
+        if kind == STRING:
+            length = struct.Struct("<Q").unpack_from
+            buffer, position, last = cursor.buffer, cursor.position, cursor.size - 8
+            for _ in range(count):
+                if position > last:
+                    raise truncated(str(self._path), position + 8, cursor.size)
+                position += 8 + length(buffer, position)[0]
+            cursor.skip(position - cursor.position)
+            return None
+        return [self._value(cursor, kind, nested + 1) for _ in range(min(count, cursor.size))]
+
+    def _record(self, cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
+        name, n_dims = cursor.text(), cursor.scalar("I")
+        if n_dims > 8:
+            raise self._malformed(f"at most 8 axes for tensor {name}", str(n_dims))
+        shape = tuple(cursor.scalar("Q") for _ in range(n_dims))[::-1]
+        return name, shape, cursor.scalar("I"), cursor.scalar("Q")
+
+    def _stored_size(self, name: str, shape: tuple[int, ...], type_number: int) -> tuple[str, int]:
+        from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+        try:
+            kind = GGMLQuantizationType(type_number)
+        except ValueError as error:
+            raise self._malformed(f"a known value type for tensor {name}", f"type {type_number}") from error
+        per_block, block_bytes = GGML_QUANT_SIZES[kind]
+        if shape and shape[-1] % per_block:
+            raise self._malformed(f"rows of tensor {name} in blocks of {per_block}", f"rows of {shape[-1]}")
+        return kind.name, math.prod(shape) // per_block * block_bytes
+
+    def _malformed(self, expected: str, found: str) -> CheckpointError:
+        return CheckpointError(
+            "the file is not valid GGUF",
+            where=str(self._path),
+            expected=expected,
+            found=found,
+            remedy="download or convert the file again",
+        )
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """Metadata by key; vocabularies are None."""
+        return self._parsed[0]
+
+    @property
+    def headers(self) -> Mapping[str, TensorHeader]:
+        return self._parsed[1]
+
+    def read(self, name: str) -> Tensor:
+        import numpy as np
+        import torch
+        from gguf.constants import GGMLQuantizationType
+        from gguf.quants import dequantize
+
+        header, offset = self._parsed[1][name], self._parsed[2][name]
+        raw = np.empty(header.nbytes, np.uint8)
+        self._source.read_into(offset, raw.data)
+        if header.dtype == "F64":
+            return torch.from_numpy(raw.view(np.float64).reshape(header.shape))
+        rows = raw.reshape(*header.shape[:-1], -1) if header.shape else raw
+        try:
+            values = dequantize(rows, GGMLQuantizationType[header.dtype])
+        except NotImplementedError as error:
+            raise CheckpointError(
+                f"tensors quantised as {header.dtype} cannot be read",
+                where=f"{self._path}, tensor {name}",
+                remedy="use a file in another quantisation",
+            ) from error
+        return torch.from_numpy(np.ascontiguousarray(values, np.float32).reshape(header.shape))

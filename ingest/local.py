@@ -1,0 +1,264 @@
+"""Local checkpoints: a Hugging Face directory, a bare safetensors or ``.bin`` file, a GGUF file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any, Protocol
+
+from ingest.checkpoint import Checkpoint, TensorFile
+from ingest.gguf_file import GgufFile
+from ingest.safetensors_file import LocalFile, SafetensorsFile
+from ingest.torch_file import TorchFile
+from stats.errors import CheckpointError
+
+INDEXES = (
+    ("model.safetensors.index.json", "safetensors"),
+    ("model.safetensors", "safetensors"),
+    ("pytorch_model.bin.index.json", "torch"),
+    ("pytorch_model.bin", "torch"),
+)
+"""Weight files of a directory in the order they are looked for; an index names its shards."""
+
+LARGEST_JSON = 200_000_000
+
+
+class Folder(Protocol):
+    """A place that holds a checkpoint's files by plain name."""
+
+    location: str
+
+    def names(self) -> Collection[str]:
+        """Files that are there."""
+
+    def path(self, name: str) -> Path:
+        """A local path of one file, fetched first if need be."""
+
+    def safetensors(self, name: str) -> SafetensorsFile:
+        """One safetensors file; opening it reads nothing yet."""
+
+
+class LocalFolder:
+    """A directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self.location = str(directory)
+        self._directory = directory
+
+    def names(self) -> Collection[str]:
+        return {entry.name for entry in self._directory.iterdir()}
+
+    def path(self, name: str) -> Path:
+        return self._directory / name
+
+    def safetensors(self, name: str) -> SafetensorsFile:
+        return SafetensorsFile(LocalFile(self._directory / name))
+
+
+class LazyFiles(Mapping[str, TensorFile]):
+    """Tensor files by name, opened at first use."""
+
+    def __init__(self, names: list[str], opener: Callable[[str], TensorFile]) -> None:
+        self._names = dict.fromkeys(names)
+        self._opener = opener
+        self._open: dict[str, TensorFile] = {}
+
+    def __getitem__(self, name: str) -> TensorFile:
+        if name not in self._names:
+            raise KeyError(name)
+        if name not in self._open:
+            self._open[name] = self._opener(name)
+        return self._open[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file, or the reason it is not one."""
+    try:
+        if path.stat().st_size > LARGEST_JSON:
+            raise CheckpointError(
+                "a JSON file is too large to be one",
+                where=str(path),
+                expected=f"at most {LARGEST_JSON:,} bytes",
+                found=f"{path.stat().st_size:,} bytes",
+            )
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CheckpointError("a file cannot be read", where=str(path), found=error.strerror) from error
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(
+            "a file is not valid JSON", where=str(path), found=str(error)[:200], remedy="download the file again"
+        ) from error
+    if not isinstance(value, dict):
+        raise CheckpointError(
+            "a file does not hold a JSON object", where=str(path), expected="an object", found=type(value).__name__
+        )
+    return value
+
+
+def open_local(path: Path, config_path: Path | None = None) -> Checkpoint:
+    """Open a local checkpoint; only small files and headers are read.
+
+    Args:
+        path: a directory with ``config.json``, or a ``.safetensors``, ``.bin`` or ``.gguf`` file.
+        config_path: configuration for a file that has none beside it.
+    """
+    if path.is_dir():
+        return open_folder(LocalFolder(path), path.resolve().name, config_path)
+    suffix = path.suffix.lower()
+    if suffix == ".gguf":
+        return open_gguf(path)
+    kinds = {".safetensors": "safetensors", ".bin": "torch", ".pt": "torch", ".pth": "torch"}
+    if suffix not in kinds:
+        raise CheckpointError(
+            "the file is not a checkpoint",
+            where=str(path),
+            expected="a directory, .safetensors, .bin or .gguf",
+            found=suffix or "no suffix",
+        )
+    beside = path.parent / "config.json"
+    if config_path is None and not beside.is_file():
+        raise CheckpointError(
+            "the file has no configuration",
+            where=str(path),
+            expected="a config.json beside it",
+            remedy="name one with --config FILE",
+        )
+    config = read_json(config_path or beside)
+    checkpoint = _assemble(LocalFolder(path.parent), path.stem, kinds[suffix], config, {}, [path.name])
+    checkpoint.source = str(path)
+    return checkpoint
+
+
+def open_gguf(path: Path) -> Checkpoint:
+    """Open a GGUF file; its metadata serves as the configuration, keys without the architecture."""
+    file = GgufFile(path)
+    architecture = file.metadata.get("general.architecture")
+    if not isinstance(architecture, str):
+        raise CheckpointError(
+            "the GGUF file does not name its architecture",
+            where=str(path),
+            expected="general.architecture",
+            found="nothing",
+        )
+    prefix = architecture + "."
+    config = {key.removeprefix(prefix): value for key, value in file.metadata.items() if key.startswith(prefix)}
+    config["model_type"] = architecture
+    location = dict.fromkeys(file.headers, path.name)
+    return Checkpoint(str(path), path.stem, "gguf", "gguf", config, location, {path.name: file})
+
+
+def open_folder(folder: Folder, name: str, config_path: Path | None = None) -> Checkpoint:
+    """Open the checkpoint of a folder under a name.
+
+    With an index only what it names is read; other weight files beside it are ignored.
+    """
+    present = folder.names()
+    found = next((pair for pair in INDEXES if pair[0] in present), None)
+    if found is None:
+        return _open_only_file(folder, name, present, config_path)
+    if config_path is None and "config.json" not in present:
+        raise CheckpointError(
+            "the weights have no configuration",
+            where=folder.location,
+            expected="config.json",
+            found=", ".join(sorted(present)[:8]),
+            remedy="add the config.json the model was saved with, or name one with --config FILE",
+        )
+    config = read_json(config_path or folder.path("config.json"))
+    weights, kind = found
+    if weights.endswith(".index.json"):
+        location = shard_index(folder.path(weights))
+        return _assemble(folder, name, kind, config, location, sorted(set(location.values())))
+    return _assemble(folder, name, kind, config, {}, [weights])
+
+
+def _open_only_file(folder: Folder, name: str, present: Collection[str], config_path: Path | None) -> Checkpoint:
+    """A folder without the usual names: a single weight file, or a clear refusal."""
+    files = sorted(
+        file for file in present if file.endswith((".gguf", ".safetensors")) and not file.startswith("adapter_")
+    )
+    if len(files) == 1:
+        checkpoint = open_local(folder.path(files[0]), config_path)
+        checkpoint.source, checkpoint.name = folder.location, name
+        return checkpoint
+    if "adapter_config.json" in present:
+        base = read_json(folder.path("adapter_config.json")).get("base_model_name_or_path")
+        raise CheckpointError(
+            "this is an adapter, not a model",
+            where=folder.location,
+            expected="the weights of a whole model",
+            found=f"adapter_config.json for base model {base}",
+            remedy="merge the adapter into its base model and save that",
+        )
+    raise CheckpointError(
+        "no weights found" if not files else "several weight files and no index",
+        where=folder.location,
+        expected="one of " + ", ".join(file for file, _ in INDEXES) + ", or a single .safetensors or .gguf",
+        found=", ".join(sorted(present)[:8]) or "nothing",
+        remedy="name the file itself" if files else "complete the download, or check the path",
+    )
+
+
+def shard_index(path: Path) -> dict[str, str]:
+    """File name by tensor name from an index, every name checked to stay in its directory."""
+    weight_map = read_json(path).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(
+            "the index names no tensors",
+            where=str(path),
+            expected="a weight_map from tensor to file",
+            found=type(weight_map).__name__,
+            remedy="download the index again",
+        )
+    for tensor, name in weight_map.items():
+        if not isinstance(name, str) or PurePosixPath(name).name != name or "\\" in name or name in ("", ".", ".."):
+            raise CheckpointError(
+                "the index names a file outside its directory",
+                where=f"{path}, tensor {tensor}",
+                expected="a plain file name",
+                found=repr(name)[:200],
+                remedy="do not trust this checkpoint; download it again from its source",
+            )
+    return weight_map
+
+
+def _assemble(
+    folder: Folder,
+    name: str,
+    kind: str,
+    config: Mapping[str, Any],
+    location: dict[str, str],
+    file_names: list[str],
+) -> Checkpoint:
+    """A checkpoint over the named files; without an index the single file says what it holds."""
+
+    def opener(file_name: str) -> TensorFile:
+        file: TensorFile
+        file = TorchFile(folder.path(file_name)) if kind == "torch" else folder.safetensors(file_name)
+        _verify_index(location, file_name, file, folder)
+        return file
+
+    files = LazyFiles(file_names, opener)
+    if not location:
+        location = dict.fromkeys(files[file_names[0]].headers, file_names[0])
+    return Checkpoint(folder.location, name, kind, "transformers", config, location, files)
+
+
+def _verify_index(location: Mapping[str, str], file_name: str, file: TensorFile, folder: Folder) -> None:
+    """Every tensor the index places in a file must be there."""
+    absent = [name for name, place in location.items() if place == file_name and name not in file.headers]
+    if absent:
+        raise CheckpointError(
+            "the index places tensors in a file that does not hold them",
+            where=f"{folder.location}/{file_name}",
+            expected=", ".join(absent[:3]) + (f" and {len(absent) - 3} more" if len(absent) > 3 else ""),
+            found=f"{len(file.headers)} other tensors",
+            remedy="the shards and the index come from different saves: download both again",
+        )

@@ -1,0 +1,154 @@
+"""The common questions as queries over the macros: text and bound values, nothing run yet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from query.connection import rendered
+from stats.errors import QueryError
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A query and the values bound to its ``$name`` parameters."""
+
+    sql: str
+    parameters: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        """The query as a person would type it, values in place."""
+        return rendered(self.sql, self.parameters)
+
+
+MODELS = Question(
+    "SELECT model, architecture, operators.names AS operators, n_layers, n_heads, n_kv_heads, d_model, d_head,\n"
+    "    source_dtype, lineage, step, left(content_hash, 12) AS content\n"
+    "FROM models\n"
+    "JOIN (SELECT model, string_agg(operator, ', ' ORDER BY operator DESC) AS names FROM operators GROUP BY model)\n"
+    "    AS operators USING (model)\n"
+    "ORDER BY model",
+    {},
+)
+SCHEMA_TABLES = Question(
+    "SELECT table_name AS name, 'table' AS kind, comment AS meaning\n"
+    "FROM duckdb_tables() WHERE database_name = 'atlas'\n"
+    "UNION ALL\n"
+    "SELECT function_name || '(' || array_to_string(parameters, ', ') || ')', 'macro', comment\n"
+    "FROM duckdb_functions() WHERE function_type = 'table_macro' AND NOT internal\n"
+    "ORDER BY kind DESC, name",
+    {},
+)
+
+
+def table_schema(table: str) -> Question:
+    """Columns of one table with type and meaning, in order."""
+    return Question(
+        "SELECT column_name AS name, data_type AS type, comment AS meaning\n"
+        "FROM duckdb_columns()\n"
+        "WHERE database_name = 'atlas' AND table_name = $table\n"
+        "ORDER BY column_index",
+        {"table": table},
+    )
+
+
+DESCRIPTION = """WITH facts AS (
+    SELECT 1 AS part, 'model' AS about, field, value
+    FROM (SELECT COLUMNS(*)::VARCHAR FROM models WHERE model = $model) UNPIVOT (value FOR field IN (COLUMNS(*)))
+    UNION ALL
+    SELECT 2, 'operator ' || operator, field, value
+    FROM (
+        SELECT operator, COLUMNS(* EXCLUDE (model, operator))::VARCHAR FROM operators WHERE model = $model
+    ) UNPIVOT (value FOR field IN (COLUMNS(* EXCLUDE (operator))))
+    UNION ALL
+    SELECT 3, 'heads', operator || ' ' || coalesce(reason, status), count(*)::VARCHAR
+    FROM heads WHERE model = $model GROUP BY operator, status, reason
+    UNION ALL
+    SELECT 4, 'skipped', stack || ' layer ' || layer, reason FROM skipped WHERE model = $model
+)
+SELECT about, field, value FROM facts ORDER BY part, about, field"""
+
+
+def description(model: str) -> Question:
+    """Facts about one model: its row, its operators, its heads by status, layers skipped."""
+    return Question(DESCRIPTION, {"model": model})
+
+
+def closure(
+    threshold: float = 0.9, by: str = "model", models: Sequence[str] | None = None, operator: str | None = None
+) -> Question:
+    """How many heads nearly close.
+
+    Args:
+        threshold: closure at or above which a head is strong, 0 to 1.
+        by: ``model``, ``layer``, or ``head`` for every head at or above the threshold.
+        models: names to keep; all when None.
+        operator: raw or folded; each on its own rows when None.
+    """
+    order = {
+        "model": ("closure_by_model($threshold)", "model, operator DESC, stack"),
+        "layer": ("closure_by_layer($threshold)", "model, operator DESC, stack, layer"),
+        "head": (STRONG_HEADS, "model, operator DESC, stack, layer, head"),
+    }
+    return _filtered(order, by, threshold, models, operator)
+
+
+def mismatch(
+    threshold: float = 0.9, by: str = "model", models: Sequence[str] | None = None, operator: str | None = None
+) -> Question:
+    """Closure of one head's O with another head's V, over heads that share no values.
+
+    Arguments as in ``closure``, with ``by`` one of ``model`` and ``layer``.
+    """
+    order = {
+        "model": ("mismatch_by_model($threshold)", "model, operator DESC, stack"),
+        "layer": ("mismatch_by_layer($threshold)", "model, operator DESC, stack, layer"),
+    }
+    return _filtered(order, by, threshold, models, operator)
+
+
+def algebra(
+    threshold: float = 0.9, by: str = "model", models: Sequence[str] | None = None, operator: str | None = None
+) -> Question:
+    """The right-action law ``T_i T_j ~ alpha_j T_i`` where head j is at or above the threshold.
+
+    Arguments as in ``closure``, with ``by`` one of ``model``, ``group`` (a row per strong head,
+    over the heads that share its values) and ``pair``.
+    """
+    order = {
+        "model": ("algebra_by_model($threshold)", "model, operator DESC, stack, pairing DESC"),
+        "group": ("algebra_by_group($threshold)", "model, operator DESC, stack, layer, kv_head, read_head"),
+        "pair": ("products($threshold)", "model, operator DESC, stack, layer, write_head, read_head"),
+    }
+    return _filtered(order, by, threshold, models, operator)
+
+
+STRONG_HEADS = (
+    "(SELECT model, operator, stack, label, layer, head, kv_head, closure, alpha, trace_rank, norm, participation,\n"
+    "    cos_mean, copying FROM heads WHERE closure >= $threshold)"
+)
+
+
+def _filtered(
+    order: Mapping[str, tuple[str, str]],
+    by: str,
+    threshold: float,
+    models: Sequence[str] | None,
+    operator: str | None,
+) -> Question:
+    if by not in order:
+        raise QueryError("unknown grouping", expected="one of " + ", ".join(order), found=by)
+    if not 0 <= threshold <= 1:
+        raise QueryError("a closure threshold out of range", expected="0 to 1", found=str(threshold))
+    source, columns = order[by]
+    parameters: dict[str, Any] = {"threshold": float(threshold)}
+    conditions = []
+    if models:
+        conditions.append("list_contains($models, model)")
+        parameters["models"] = list(models)
+    if operator is not None:
+        conditions.append("operator = $operator")
+        parameters["operator"] = operator
+    where = f"WHERE {' AND '.join(conditions)}\n" if conditions else ""
+    return Question(f"SELECT *\nFROM {source}\n{where}ORDER BY {columns}", parameters)

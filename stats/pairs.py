@@ -1,0 +1,78 @@
+"""All ordered pairs of heads in one layer: mismatch, and the right and left action of products.
+
+Everything is computed between orthonormal bases, ``T_i = Q_Oi K_i Q_Vi^T``, so that neither a bad
+gauge nor a bad condition number of a factor costs accuracy, and one key/value group at a time, so
+that memory stays at a few copies of the layer's output projection.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from stats.closure import closure, frobenius, inner, unit
+from stats.factorization import ThinFactor, rounding_cut
+
+
+def pair_statistics(output: ThinFactor, value: ThinFactor, kv_head: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    """Mismatch closure and both actions for every ordered pair (write_head, read_head).
+
+    Args:
+        output: thin factors of O (head, d_model, d_head).
+        value: thin factors of V (kv_head, d_model, d_head).
+        kv_head: (head,) index of the value each head reads.
+
+    Returns:
+        ``stats.registry.PAIR_STATISTICS`` by name, each (head, head) with ``T_i`` the row
+        (write_head) and ``T_j`` the column (read_head), NaN where undefined; and the overlaps
+        ``Q_V^T Q_O`` (head, d_head, d_head) of the matched factors. The diagonal of every closure
+        is the head's own closure.
+    """
+    n_heads, _, d_head = output.basis.shape
+    dtype = output.basis.dtype
+    cut = rounding_cut(dtype, d_head)
+    transport, norm = unit(output.root @ value.root.mT[kv_head])
+    alive = norm > cut * frobenius(output.root) * frobenius(value.root)[kv_head]
+    written = output.basis @ transport.to(dtype)
+
+    mismatch = norm.new_empty((n_heads, value.basis.shape[0]))
+    right = norm.new_empty((n_heads, n_heads))
+    left = torch.empty_like(right)
+    product_norm = torch.empty_like(right)
+    matched = torch.empty_like(transport)
+    for group in range(value.basis.shape[0]):
+        overlap = (value.basis[group].mT @ output.basis).double()
+        mismatch[:, group] = _mismatch_closure(output, value.root[group], overlap, cut)
+        members = torch.nonzero(kv_head == group).flatten()
+        matched[members] = overlap[members]
+        reading = overlap @ transport
+        values_overlap = (value.basis[group].mT @ value.basis).double()
+        returned = (written @ reading.mT.to(dtype)).flatten(1)
+        left[members] = (written[members].flatten(1) @ returned.mT).double()
+        for head in members.tolist():
+            product = transport[head] @ reading
+            product_norm[head] = frobenius(product)
+            right[head] = inner(product, (transport[head] @ values_overlap)[kv_head])
+
+    defined = (product_norm > cut) & alive[:, None] & alive[None, :]
+    safe = torch.where(defined, product_norm, 1.0)
+
+    def share(action: Tensor) -> Tensor:
+        return torch.where(defined, (action / safe).square().clamp(max=1.0), torch.nan)
+
+    both = alive[:, None] & alive[None, :]
+    statistics = {
+        "mismatch_closure": mismatch[:, kv_head],
+        "right_closure": share(right),
+        "right_alpha": torch.where(both, right * norm[None, :], torch.nan),
+        "left_closure": share(left),
+        "left_alpha": torch.where(both, left * norm[:, None], torch.nan),
+    }
+    return statistics, matched
+
+
+def _mismatch_closure(output: ThinFactor, value_root: Tensor, overlap: Tensor, cut: float) -> Tensor:
+    """Closure of ``O_i V^T`` (head,) for one value projection V; NaN where undefined."""
+    result = closure(output.root @ value_root.mT, overlap)
+    floor = cut * frobenius(output.root) * frobenius(value_root)
+    return torch.where((result.norm > floor) & (result.square_norm > cut), result.closure, torch.nan)

@@ -1,0 +1,52 @@
+"""Companion statistics of the query-key form ``B = W_Q W_K^T`` of a query head."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from stats.closure import inner, unit
+from stats.factorization import ThinFactor
+from stats.spectra import participation
+
+
+def query_key_statistics(query: ThinFactor, key: ThinFactor, kv_head: Tensor) -> dict[str, Tensor]:
+    """Spectra of B, of the two factors, and of the angle between their spans.
+
+    Args:
+        query: thin factors of W_Q (head, d_model, d_head).
+        key: thin factors of W_K (kv_head, d_model, d_head).
+        kv_head: (head,) index of the key head each query head reads.
+
+    Returns:
+        ``stats.registry.QK_STATISTICS`` by name: (head,) or (head, d_head); NaN where B = 0.
+    """
+    form = query.root @ key.root.mT[kv_head]
+    overlap = _overlaps(query.basis, key.basis, kv_head)
+    sigma = torch.linalg.svdvals(form)
+    cosine = torch.linalg.svdvals(overlap).clamp(max=1.0)
+    unit_form, norm = unit(form)
+    returned = unit_form @ overlap
+    symmetric = (1 + inner(returned, returned.mT)) / 2
+    return {
+        "norm": norm,
+        "sigma_max": sigma[:, 0],
+        "sigma_min": sigma[:, -1],
+        "participation": participation(sigma),
+        "symmetric_share": torch.where(norm > 0, symmetric, torch.nan),
+        "cos_max": cosine[:, 0],
+        "cos_mean": cosine.mean(-1),
+        "participation_q": participation(query.sigma),
+        "participation_k": participation(key.sigma)[kv_head],
+        "sigma": sigma,
+        "cosine": cosine,
+    }
+
+
+def _overlaps(query_basis: Tensor, key_basis: Tensor, kv_head: Tensor) -> Tensor:
+    """``Q_K^T Q_Q`` (head, d_head, d_head) in float64, one key head at a time."""
+    overlap = query_basis.new_empty((query_basis.shape[0], key_basis.shape[-1], query_basis.shape[-1]))
+    for group in range(key_basis.shape[0]):
+        members = kv_head == group
+        overlap[members] = key_basis[group].mT @ query_basis[members]
+    return overlap.double()

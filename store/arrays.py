@@ -1,0 +1,183 @@
+"""Arrays of one model on disk: written layer by layer while staged, read back for the catalogue.
+
+Layout below the model's group: ``<operator>/<stack>/<array>``. The first axis is ``layer``, in the
+order of the array ``layer``, which holds the checkpoint's own numbers. Where layers differ in
+size, arrays are as large as the largest layer needs and padded with NaN (-1 for integers).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zarr
+from zarr.codecs import BloscCodec, BloscShuffle
+
+from ingest.pipeline import LayerMeasurement
+from ingest.plan import LayerPlan
+from stats.registry import HEAD_STATISTICS, PAIR_STATISTICS, QK_STATISTICS, SPECTRA, STATUS_REASONS, Statistic
+
+COMPRESSOR = BloscCodec(cname="zstd", clevel=5, shuffle=BloscShuffle.bitshuffle)
+EIGENVALUE = Statistic(
+    "eigenvalue",
+    "DOUBLE[]",
+    "eigenvalues of T, by descending modulus",
+    "weight units squared",
+    "eig(D K)",
+)
+CORE = Statistic(
+    "core",
+    "DOUBLE[]",
+    "K, the transport in principal coordinates: T = Q_O K Q_V^T",
+    "weight units squared",
+    "W^T R_O R_V^T U",
+)
+
+HEAD_AXES = ("layer", "head")
+ARRAYS: dict[str, tuple[Statistic, tuple[str, ...]]] = {
+    **{item.name: (item, HEAD_AXES) for item in HEAD_STATISTICS},
+    **{
+        item.name: (item, (*HEAD_AXES, "d_head"))
+        for item in (*SPECTRA, EIGENVALUE)
+        if not item.name.startswith("eigenvalue_")
+    },
+    **{
+        f"qk_{item.name}": (item, (*HEAD_AXES, "d_head_qk") if item.sql_type == "DOUBLE[]" else HEAD_AXES)
+        for item in QK_STATISTICS
+    },
+    **{item.name: (item, ("layer", "write_head", "read_head")) for item in PAIR_STATISTICS},
+    "core": (CORE, (*HEAD_AXES, "principal_o", "principal_v")),
+}
+"""Every stored array with its declaration and axis names."""
+
+SIZES = ("n_heads", "n_kv_heads", "d_model", "d_head")
+
+
+class StackWriter:
+    """Collects one stack of one operator. ``core`` goes to disk layer by layer, the rest at the end."""
+
+    def __init__(self, directory: Path, plans: list[LayerPlan]) -> None:
+        self._group = zarr.open_group(str(directory), mode="w-", zarr_format=3)
+        self._plans = plans
+        self._row = {plan.layer: row for row, plan in enumerate(plans)}
+        self._heads = max(plan.n_heads for plan in plans)
+        self._small: dict[str, np.ndarray] = {}
+        self._core: zarr.Array[Any] | None = None
+        self._kv_head = np.full((len(plans), self._heads), -1, np.int32)
+
+    def add(self, measurement: LayerMeasurement, arrays: Mapping[str, np.ndarray]) -> None:
+        """Take one layer's arrays; ``head`` is their leading axis."""
+        row = self._row[measurement.plan.layer]
+        n_heads = measurement.plan.n_heads
+        self._kv_head[row, :n_heads] = measurement.kv_head
+        for name, array in arrays.items():
+            if name == "core":
+                self._write_core(row, array)
+            else:
+                target = self._collected(name, array)[row]
+                target[tuple(slice(size) for size in array.shape)] = array
+
+    def _collected(self, name: str, array: np.ndarray) -> np.ndarray:
+        """The collecting array of a name, as long in every axis as any layer needs."""
+        shape = (len(self._plans), *self._padded(array.shape, name))
+        kept = self._small.get(name)
+        if kept is None or any(have < need for have, need in zip(kept.shape, shape, strict=True)):
+            fill: Any = np.nan if array.dtype.kind in "fc" else -1
+            grown = np.full(shape if kept is None else np.maximum(kept.shape, shape), fill, array.dtype)
+            if kept is not None:
+                grown[tuple(slice(size) for size in kept.shape)] = kept
+            kept = self._small[name] = grown
+        return kept
+
+    def _padded(self, shape: tuple[int, ...], name: str) -> tuple[int, ...]:
+        axes = ARRAYS[name][1][1:] if name in ARRAYS else ("head",)
+        return tuple(
+            self._heads if axis.endswith("head") and not axis.startswith("d_") else size
+            for axis, size in zip(axes, shape, strict=True)
+        )
+
+    def _write_core(self, row: int, array: np.ndarray) -> None:
+        if self._core is None:
+            size = max(plan.d_head for plan in self._plans)
+            shape = (len(self._plans), self._heads, size, size)
+            self._core = self._create("core", shape, array.dtype, (1, 1, size, size), (1, *shape[1:]))
+        padded = np.full(self._core.shape[1:], np.nan, array.dtype)
+        padded[: array.shape[0], : array.shape[1], : array.shape[2]] = array
+        self._core[row] = padded
+
+    def _create(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        chunks: tuple[int, ...],
+        shards: tuple[int, ...] | None = None,
+        axes: tuple[str, ...] | None = None,
+        attributes: Mapping[str, Any] | None = None,
+    ) -> zarr.Array[Any]:
+        if name in ARRAYS:
+            statistic, axes = ARRAYS[name]
+            attributes = {
+                "long_name": statistic.meaning,
+                "values": statistic.values,
+                "formula": statistic.formula,
+                "source": statistic.source,
+            }
+        fill: Any = np.nan if np.dtype(dtype).kind in "fc" else -1
+        return self._group.create_array(
+            name,
+            shape=shape,
+            dtype=dtype,
+            chunks=chunks,
+            shards=shards,
+            compressors=COMPRESSOR,
+            fill_value=fill,
+            dimension_names=axes,
+            attributes=dict(attributes or {}),
+        )
+
+    def close(self) -> None:
+        """Write what was collected, one chunk per array, and the per-layer sizes."""
+        for name, array in self._small.items():
+            if name == "reason":
+                meanings = [reason or "ok" for reason in STATUS_REASONS]
+                attributes = {"flag_values": list(range(len(meanings))), "flag_meanings": " ".join(meanings)}
+                self._write(name, array.astype(np.int8), HEAD_AXES, attributes)
+            elif name == "rank":
+                self._write(name, array.astype(np.int32))
+            else:
+                self._write(name, array)
+        self._write("kv_head", self._kv_head, HEAD_AXES, {"long_name": "value and key projection a head reads"})
+        layers = np.array([plan.layer for plan in self._plans], np.int32)
+        self._write("layer", layers, ("layer",), {"long_name": "layer number in the checkpoint"})
+        for name in SIZES:
+            sizes = np.array([getattr(plan, name) for plan in self._plans], np.int32)
+            self._write(name, sizes, ("layer",))
+
+    def _write(
+        self,
+        name: str,
+        array: np.ndarray,
+        axes: tuple[str, ...] | None = None,
+        attributes: Mapping[str, Any] | None = None,
+    ) -> None:
+        created = self._create(name, array.shape, array.dtype, array.shape, None, axes, attributes)
+        created[...] = array
+
+
+def read_stack(directory: Path) -> dict[str, np.ndarray]:
+    """Every array of one stack except ``core``, by name."""
+    group = zarr.open_group(str(directory), mode="r")
+    return {name: np.asarray(array[...]) for name, array in group.arrays() if name != "core"}
+
+
+def group_attributes(directory: Path) -> dict[str, Any]:
+    """Attributes of a Zarr group."""
+    return dict(zarr.open_group(str(directory), mode="r").attrs)
+
+
+def write_group(directory: Path, attributes: Mapping[str, Any]) -> None:
+    """Make a directory a Zarr group with these attributes; groups below it stay."""
+    zarr.open_group(str(directory), mode="a", zarr_format=3, attributes=dict(attributes))

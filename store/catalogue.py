@@ -1,0 +1,92 @@
+"""The DuckDB catalogue: changed in a copy, published by one rename.
+
+DuckDB lets a writer shut out every other process. Writing to a copy means that readers keep the
+file they opened and new ones see the new file; nobody waits, and a crash leaves the old catalogue.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import duckdb
+import polars as pl
+
+from stats.errors import StoreError
+from store.tables import TABLES, schema_sql
+
+FILE_NAME = "catalog.duckdb"
+STORAGE_VERSION = "v1.2.0"
+"""Readable by DuckDB from that version on."""
+
+OFFLINE = {"autoinstall_known_extensions": False, "autoload_known_extensions": False}
+
+
+def quoted(path: Path) -> str:
+    """A path as an SQL string literal."""
+    return "'" + str(path).replace("'", "''") + "'"
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[duckdb.DuckDBPyConnection]:
+    """A read-only connection to the catalogue file itself."""
+    try:
+        connection = duckdb.connect(str(path), read_only=True, config=dict(OFFLINE))
+    except duckdb.Error as error:
+        raise StoreError(
+            "the catalogue cannot be opened",
+            where=str(path),
+            expected="a catalogue written by this program",
+            found=str(error).splitlines()[0],
+            remedy="make it again from the arrays: headatlas rebuild",
+        ) from error
+    try:
+        yield connection
+    finally:
+        connection.close()
+
+
+def change(path: Path, action: Callable[[duckdb.DuckDBPyConnection], None]) -> None:
+    """Apply ``action`` in one transaction to a copy of the catalogue and publish the copy.
+
+    The caller holds the store's write lock. A missing catalogue starts empty, with its schema.
+    """
+    copy = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        if path.exists():
+            shutil.copyfile(path, copy)
+        connection = duckdb.connect(config=dict(OFFLINE))
+        try:
+            connection.execute(f"ATTACH {quoted(copy)} AS catalogue (STORAGE_VERSION '{STORAGE_VERSION}')")
+            connection.execute("USE catalogue")
+            connection.begin()
+            if not path.exists():
+                connection.execute(schema_sql())
+            action(connection)
+            connection.commit()
+            connection.execute("CHECKPOINT catalogue")
+        finally:
+            connection.close()
+        with copy.open("rb") as stream:
+            os.fsync(stream.fileno())
+        copy.replace(path)
+    finally:
+        copy.unlink(missing_ok=True)
+        copy.with_name(copy.name + ".wal").unlink(missing_ok=True)
+
+
+def insert(connection: duckdb.DuckDBPyConnection, rows: dict[str, pl.DataFrame]) -> None:
+    """Insert frames into the tables they are named after."""
+    for table, frame in rows.items():
+        connection.register("incoming", frame)
+        connection.execute(f'INSERT INTO "{table}" BY NAME SELECT * FROM incoming')
+        connection.unregister("incoming")
+
+
+def delete(connection: duckdb.DuckDBPyConnection, model: str) -> None:
+    """Remove every row of a model."""
+    for table in TABLES:
+        connection.execute(f'DELETE FROM "{table.name}" WHERE model = ?', [model])

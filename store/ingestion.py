@@ -1,0 +1,243 @@
+"""Taking a planned checkpoint into the store: measure, stage, seal, publish."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from ingest.factors import LayerDigests, ModelHashes, model_hashes
+from ingest.pipeline import ComputeSettings, hash_layers, measure
+from ingest.plan import LayerPlan, Operator, Plan
+from stats.errors import StoreError
+from store.arrays import StackWriter, write_group
+from store.atlas import AtlasStore, StoredModel, array_group_name
+from store.integrity import publish_rows, seal
+
+LAYER_FACTS = ("stack", "layer", "n_heads", "n_kv_heads", "d_model", "d_head")
+OTHER_NAME = "choose another name with --name, or replace the stored model with --replace"
+
+Progress = Callable[[str, int, int], None]
+"""Called with a stage, layers done and layers in all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What an ingest did. ``same_content`` lists other models with the same content hash."""
+
+    action: Literal["ingested", "unchanged"]
+    model: str
+    operators: tuple[str, ...]
+    bytes_read: int
+    seconds: float
+    same_content: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What the user says about a checkpoint: its name in the store and its place in a lineage."""
+
+    model: str
+    lineage: str | None = None
+    step: int | None = None
+
+
+def ingest_model(
+    store: AtlasStore,
+    plan: Plan,
+    identity: Identity,
+    settings: ComputeSettings,
+    *,
+    replace_existing: bool = False,
+    progress: Progress,
+) -> Outcome:
+    """Measure a planned checkpoint and publish it under a name.
+
+    The same content under the same name is left as it is; operators it lacks are added. Until the
+    last step nothing of the store changes, and an interruption leaves no trace.
+
+    Raises:
+        StoreError: the name holds other content and ``replace_existing`` is false, or the store
+            cannot be written.
+        CheckpointError: the checkpoint turns out to be unreadable.
+    """
+    started = time.perf_counter()
+    model = identity.model
+    stored = store.models().get(model)
+    operators = plan.operators
+    if stored is not None and not replace_existing:
+        operators = _missing_operators(plan, stored, progress)
+        if not operators:
+            return Outcome("unchanged", model, plan.operators, plan.bytes_to_read, time.perf_counter() - started, ())
+    plan = replace(plan, operators=operators)
+    try:
+        with store.staging() as staging:
+            digests = _write_staged(staging, plan, settings, progress)
+            return _publish(store, staging, plan, identity, settings, digests, started, replace_existing)
+    except OSError as error:
+        raise StoreError(
+            "the store cannot be written",
+            where=str(error.filename or store.root),
+            found=error.strerror or str(error),
+            remedy="free space or fix permissions, then ingest again; nothing was changed",
+        ) from error
+
+
+def _missing_operators(plan: Plan, stored: StoredModel, progress: Progress) -> tuple[Operator, ...]:
+    """Operators of the plan the store lacks, once the content is known to be the same."""
+    layers = []
+    for digests in hash_layers(plan):
+        layers.append(digests)
+        progress("comparing with the store", len(layers), len(plan.layers))
+    hashes = model_hashes(layers)
+    folded = stored.gain_hash.get("folded") if "folded" in plan.operators else None
+    same = (hashes.content, hashes.query_key) == (stored.content_hash, stored.qk_hash)
+    if not same or folded not in (None, hashes.gains):
+        raise StoreError(
+            f"the store already has a model named {stored.model!r} with other weights",
+            where=plan.checkpoint.source,
+            expected=f"content {stored.content_hash[:16]}, query-key {stored.qk_hash[:16]}",
+            found=f"content {hashes.content[:16]}, query-key {hashes.query_key[:16]}"
+            + (", other norm gains" if same else ""),
+            remedy=OTHER_NAME,
+        )
+    return tuple(operator for operator in plan.operators if operator not in stored.gain_hash)
+
+
+def _write_staged(staging: Path, plan: Plan, settings: ComputeSettings, progress: Progress) -> list[LayerDigests]:
+    """Measure every layer into ``staging/<operator>/<stack>``."""
+    stacks: dict[str, list[LayerPlan]] = {}
+    for layer in plan.layers:
+        stacks.setdefault(layer.stack, []).append(layer)
+    writers = {
+        (operator, stack): StackWriter(staging / operator / stack, layers)
+        for operator in plan.operators
+        for stack, layers in stacks.items()
+    }
+    digests: list[LayerDigests] = []
+    progress("measuring", 0, len(plan.layers))
+    for measurement in measure(plan, settings):
+        digests.append(measurement.digests)
+        for operator, arrays in measurement.arrays.items():
+            writers[operator, measurement.plan.stack].add(measurement, arrays)
+        progress("measuring", len(digests), len(plan.layers))
+    for writer in writers.values():
+        writer.close()
+    return digests
+
+
+def _publish(
+    store: AtlasStore,
+    staging: Path,
+    plan: Plan,
+    identity: Identity,
+    settings: ComputeSettings,
+    digests: list[LayerDigests],
+    started: float,
+    replace_existing: bool,
+) -> Outcome:
+    """Seal what is staged and make it visible: arrays, manifests, catalogue, in that order."""
+    created_at = datetime.now(UTC)
+    hashes = model_hashes(digests)
+    run = {
+        "bytes_read": plan.bytes_to_read,
+        "device": _device_name(settings),
+        "compute_dtype": settings.dtype,
+        "rank_cut": settings.rank_cut,
+        "seconds": time.perf_counter() - started,
+        "created_at": created_at.isoformat(),
+        "tool_version": tool_version(),
+        "libraries": f"torch {torch.__version__}, numpy {np.__version__}",
+    }
+    for operator in plan.operators:
+        write_group(staging / operator, run | {"gain_hash": hashes.gains if operator == "folded" else None})
+    with store.write_lock():
+        models = store.models()
+        stored = models.get(identity.model)
+        adding = stored is not None and not replace_existing
+        if stored is not None and adding:
+            if stored.content_hash != hashes.content or not set(stored.gain_hash).isdisjoint(plan.operators):
+                raise StoreError(
+                    f"another process has just stored a model named {identity.model!r}",
+                    where=str(store.root),
+                    remedy=OTHER_NAME,
+                )
+            group = stored.array_group
+            for operator in plan.operators:
+                (staging / operator).replace(store.arrays_path / group / operator)
+        else:
+            write_group(staging, _model_facts(plan, identity, digests, hashes))
+            group = array_group_name(identity.model, created_at, hashes.content)
+            staging.replace(store.arrays_path / group)
+        for operator in plan.operators:
+            seal(store, group, operator)
+        publish_rows(store, identity.model, group)
+        if stored is not None and not adding:
+            store.drop_group(stored.array_group)
+    same = [name for name, other in models.items() if other.content_hash == hashes.content]
+    seconds = time.perf_counter() - started
+    others = tuple(name for name in same if name != identity.model)
+    return Outcome("ingested", identity.model, plan.operators, plan.bytes_to_read, seconds, others)
+
+
+def _model_facts(plan: Plan, identity: Identity, digests: list[LayerDigests], hashes: ModelHashes) -> dict[str, Any]:
+    """Attributes of the model's group: what is true whichever operators are measured."""
+    checkpoint, layers = plan.checkpoint, plan.layers
+    roles = ("query", "key", "value", "fused", "output")
+    parameters = sum(
+        checkpoint.header(name).numel for layer in layers for role, name in layer.tensors.items() if role in roles
+    )
+
+    def uniform(name: str) -> int | None:
+        values = {getattr(layer, name) for layer in layers}
+        return values.pop() if len(values) == 1 else None
+
+    return {
+        "model": identity.model,
+        "source": checkpoint.source,
+        "revision": checkpoint.revision,
+        "lineage": identity.lineage,
+        "step": identity.step,
+        "format": checkpoint.format,
+        "architecture": checkpoint.config.get("model_type"),
+        "family": plan.family.model_type,
+        "recognised_by": plan.recognised_by,
+        "n_layers": len(layers),
+        **{name: uniform(name) for name in ("n_heads", "n_kv_heads", "d_model", "d_head")},
+        "source_dtype": plan.source_dtype,
+        "feeding_norm": layers[0].feeding.kind if layers[0].feeding else None,
+        "branch_norm": layers[0].branch.kind if layers[0].branch else None,
+        "attention_parameters": parameters,
+        "total_parameters": checkpoint.total_parameters(),
+        "content_hash": hashes.content,
+        "qk_hash": hashes.query_key,
+        "layers": [
+            {
+                **{name: getattr(layer, name) for name in LAYER_FACTS},
+                "content_hash": digest.content.hex(),
+                "qk_hash": digest.query_key.hex(),
+            }
+            for layer, digest in zip(layers, digests, strict=True)
+        ],
+        "skipped": [{"stack": item.stack, "layer": item.layer, "reason": item.reason} for item in plan.skipped],
+    }
+
+
+def _device_name(settings: ComputeSettings) -> str:
+    device = settings.resolve_device()
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def tool_version() -> str:
+    """Version of the installed distribution."""
+    try:
+        return version("headatlas")
+    except PackageNotFoundError:
+        return "unknown"

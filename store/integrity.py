@@ -1,0 +1,227 @@
+"""Seals, and what can be checked or made again from them.
+
+A manifest lists every file of one sealed operator, and of the model's own attributes, with size
+and SHA-256. A group without a manifest was never published.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import polars as pl
+import zarr
+
+from stats.errors import HeadatlasError, StoreError
+from store import catalogue
+from store.arrays import read_stack
+from store.atlas import AtlasStore
+from store.rows import catalogue_rows
+from store.tables import TABLES
+
+CLOSURE_TOLERANCE = 1e-10
+"""Largest difference between stored closure and closure from the stored core."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong with a store."""
+
+    model: str
+    where: str
+    problem: str
+
+
+def _checksum(path: Path) -> dict[str, Any]:
+    with path.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    return {"bytes": path.stat().st_size, "sha256": digest}
+
+
+def _files(group: Path, operator: str) -> Iterator[Path]:
+    """The model's own attributes and every file of one operator, in a fixed order."""
+    yield group / "zarr.json"
+    for root, folders, names in os.walk(group / operator):
+        folders.sort()
+        yield from (Path(root) / name for name in sorted(names))
+
+
+def seal(store: AtlasStore, group: str, operator: str) -> None:
+    """Write the manifest of an operator whose arrays are in place, durably."""
+    directory = store.arrays_path / group
+    files = {path.relative_to(directory).as_posix(): _checksum(path) for path in _files(directory, operator)}
+    target = store.manifest_path(group, operator)
+    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    with partial.open("w", encoding="utf-8") as stream:
+        json.dump({"group": group, "operator": operator, "files": files}, stream, indent=1)
+        stream.flush()
+        os.fsync(stream.fileno())
+    partial.replace(target)
+
+
+def sealed_operators(store: AtlasStore) -> dict[str, list[str]]:
+    """Sealed operators by array group, from the manifests."""
+    found: dict[str, list[str]] = {}
+    for path in sorted(store.manifests_path.glob("*.json")):
+        group, operator = path.name.removesuffix(".json").rsplit(".", 1)
+        found.setdefault(group, []).append(operator)
+    return found
+
+
+def publish_rows(store: AtlasStore, model: str, group: str) -> None:
+    """Make the catalogue's rows of one model from its sealed arrays. The caller holds the lock."""
+    rows = catalogue_rows(store.arrays_path / group, sealed_operators(store)[group])
+
+    def apply(connection: duckdb.DuckDBPyConnection) -> None:
+        catalogue.delete(connection, model)
+        catalogue.insert(connection, rows)
+
+    catalogue.change(store.catalogue_path, apply)
+
+
+def rebuild(store: AtlasStore) -> int:
+    """Make the whole catalogue again from the sealed arrays; returns the number of models.
+
+    Where a crash left two sealed groups of one model, the later one counts.
+    """
+    with store.write_lock():
+        newest: dict[str, tuple[Any, dict[str, pl.DataFrame]]] = {}
+        for group, operators in sealed_operators(store).items():
+            rows = catalogue_rows(store.arrays_path / group, operators)
+            model, created_at = rows["models"].select("model", "created_at").row(0)
+            if model not in newest or created_at > newest[model][0]:
+                newest[model] = (created_at, rows)
+
+        def apply(connection: duckdb.DuckDBPyConnection) -> None:
+            for _, rows in newest.values():
+                catalogue.insert(connection, rows)
+
+        fresh = store.root / f".rebuild.{os.getpid()}.duckdb"
+        catalogue.change(fresh, apply)
+        fresh.replace(store.catalogue_path)
+    return len(newest)
+
+
+def remove(store: AtlasStore, model: str) -> None:
+    """Remove a model: its rows first, so that no reader sees half of it, then its arrays.
+
+    Raises:
+        StoreError: no such model.
+    """
+    with store.write_lock():
+        stored = store.models().get(model)
+        if stored is None:
+            raise unknown_model(store, model)
+        catalogue.change(store.catalogue_path, lambda connection: catalogue.delete(connection, model))
+        store.drop_group(stored.array_group)
+
+
+def unknown_model(store: AtlasStore, model: str) -> StoreError:
+    """The error for a name the store does not hold."""
+    return StoreError(
+        f"no model named {model!r}",
+        where=str(store.root),
+        expected="one of " + (", ".join(store.models()) or "none: the store is empty"),
+        found=model,
+        remedy="list the models with: headatlas models",
+    )
+
+
+def verify(store: AtlasStore, model: str | None = None) -> Iterator[Finding]:
+    """Everything wrong with a store, or with one model of it.
+
+    Checks every checksum, that the catalogue's rows equal those made from the arrays, that closure
+    follows from the stored core and cosines, and that nothing lies about unpublished.
+    """
+    models = store.models()
+    if model is not None and model not in models:
+        raise unknown_model(store, model)
+    sealed = sealed_operators(store)
+    for name, stored in models.items():
+        if model in (None, name):
+            group = store.arrays_path / stored.array_group
+            operators = sealed.get(stored.array_group, [])
+            if set(operators) != set(stored.gain_hash):
+                yield Finding(
+                    name, str(store.manifests_path), f"sealed operators {operators}, catalogue {[*stored.gain_hash]}"
+                )
+            yield from _verify_model(store, name, group, [item for item in operators if item in stored.gain_hash])
+    if model is None:
+        yield from _verify_leftovers(store, {stored.array_group for stored in models.values()})
+
+
+def _verify_model(store: AtlasStore, model: str, group: Path, operators: list[str]) -> Iterator[Finding]:
+    damaged = False
+    for operator in operators:
+        for finding in _verify_files(store, model, group, operator):
+            damaged = True
+            yield finding
+    if damaged or not operators:
+        return
+    try:
+        made = catalogue_rows(group, operators)
+        with catalogue.reading(store.catalogue_path) as connection:
+            for table in TABLES:
+                order = ", ".join(f'"{name}"' for name in table.key)
+                kept = connection.sql(
+                    f'SELECT * FROM "{table.name}" WHERE model = ? ORDER BY {order}', params=[model]
+                ).pl()
+                expected = made[table.name].sort(table.key).select(kept.columns) if table.name in made else kept.clear()
+                if not kept.equals(expected):
+                    yield Finding(model, f"table {table.name}", "rows differ from those made from the arrays")
+        for operator in operators:
+            for stack in sorted(path for path in (group / operator).iterdir() if path.is_dir()):
+                yield from _verify_closure(model, stack)
+    except (OSError, ValueError, KeyError, HeadatlasError) as error:
+        yield Finding(model, str(group), f"unreadable: {error}")
+
+
+def _verify_files(store: AtlasStore, model: str, group: Path, operator: str) -> Iterator[Finding]:
+    manifest = store.manifest_path(group.name, operator)
+    try:
+        listed = json.loads(manifest.read_text(encoding="utf-8"))["files"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        yield Finding(model, str(manifest), f"unreadable manifest: {error}")
+        return
+    present = {path.relative_to(group).as_posix() for path in _files(group, operator) if path.exists()}
+    for name in sorted(present | set(listed)):
+        if name not in listed:
+            yield Finding(model, str(group / name), "file is not in the manifest")
+        elif name not in present:
+            yield Finding(model, str(group / name), "file is missing")
+        elif _checksum(group / name) != listed[name]:
+            yield Finding(model, str(group / name), "checksum differs from the manifest")
+
+
+def _verify_closure(model: str, stack: Path) -> Iterator[Finding]:
+    """Closure from the stored core and cosines, one layer at a time."""
+    arrays = read_stack(stack)
+    core = zarr.open_array(str(stack / "core"), mode="r")
+    for row, layer in enumerate(arrays["layer"]):
+        n_heads, d_head = int(arrays["n_heads"][row]), int(arrays["d_head"][row])
+        kept = np.asarray(core[row])[:n_heads, :d_head, :d_head]
+        stored = arrays["closure"][row, :n_heads]
+        square = (kept * arrays["cosine"][row, :n_heads, None, :d_head]) @ kept
+        inner = (square * kept).sum((1, 2))
+        with np.errstate(invalid="ignore", divide="ignore"):
+            again = inner**2 / ((square**2).sum((1, 2)) * (kept**2).sum((1, 2)))
+        wrong = np.flatnonzero(~np.isnan(stored) & ~(np.abs(again - stored) < CLOSURE_TOLERANCE))
+        for head in wrong:
+            yield Finding(
+                model, f"{stack} L{layer}H{head}", f"closure {stored[head]:.12g} but {again[head]:.12g} from the core"
+            )
+
+
+def _verify_leftovers(store: AtlasStore, groups: set[str]) -> Iterator[Finding]:
+    for path in sorted(store.arrays_path.iterdir()):
+        if path.is_dir() and path.name not in groups:
+            yield Finding("", str(path), "arrays that no catalogue row names")
+    for path in sorted(store.staging_path.iterdir()):
+        yield Finding("", str(path), "left by an ingest that ended early, or one that is running")

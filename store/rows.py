@@ -1,0 +1,163 @@
+"""Rows of the catalogue from the arrays alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from stats.registry import HEAD_STATISTICS, PAIR_STATISTICS, QK_STATISTICS, SPECTRA, STATUS_REASONS
+from store.arrays import group_attributes, read_stack
+from store.tables import MODEL_FACTS, RUN_FACTS, TABLE_BY_NAME
+
+POLARS_TYPES: dict[str, Any] = {
+    "VARCHAR": pl.String,
+    "INTEGER": pl.Int32,
+    "BIGINT": pl.Int64,
+    "DOUBLE": pl.Float64,
+    "BOOLEAN": pl.Boolean,
+    "TIMESTAMP": pl.Datetime("us"),
+    "DOUBLE[]": pl.List(pl.Float64),
+}
+REASONS = list(STATUS_REASONS)
+
+
+def catalogue_rows(group: Path, operators: list[str]) -> dict[str, pl.DataFrame]:
+    """Rows of every table for one model, from its sealed operators.
+
+    Args:
+        group: the model's group on disk.
+        operators: operators to read; at least one.
+    """
+    facts = group_attributes(group)
+    model = facts["model"]
+    runs = {operator: _run_facts(group_attributes(group / operator)) for operator in operators}
+    latest = max(runs.values(), key=lambda run: run["created_at"])
+    frames: dict[str, list[pl.DataFrame]] = {name: [] for name in TABLE_BY_NAME}
+    frames["models"].append(
+        _frame(
+            "models",
+            {name: [facts.get(name)] for name in ("model", *(column.name for column in MODEL_FACTS))}
+            | {name: [value] for name, value in latest.items() if name != "gain_hash"}
+            | {"status": ["complete"], "array_group": [group.name]},
+        )
+    )
+    for operator, run in runs.items():
+        frames["operators"].append(
+            _frame("operators", {"model": [model], "operator": [operator]} | {k: [v] for k, v in run.items()})
+        )
+    for table in ("layers", "skipped"):
+        rows = facts[table]
+        columns = [column.name for column in TABLE_BY_NAME[table].columns if column.name != "model"]
+        values = {name: [row[name] for row in rows] for name in columns}
+        frames[table].append(_frame(table, {"model": [model] * len(rows)} | values))
+    for operator in operators:
+        for directory in sorted(path for path in (group / operator).iterdir() if path.is_dir()):
+            key = {"model": model, "operator": operator, "stack": directory.name}
+            for table, frame in _stack_rows(key, read_stack(directory)):
+                frames[table].append(frame)
+    return {table: pl.concat(parts) for table, parts in frames.items() if parts}
+
+
+def _run_facts(attributes: dict[str, Any]) -> dict[str, Any]:
+    run = {column.name: attributes.get(column.name) for column in RUN_FACTS}
+    run["created_at"] = datetime.fromisoformat(attributes["created_at"]).replace(tzinfo=None)
+    return run
+
+
+def _frame(table: str, values: dict[str, Any]) -> pl.DataFrame:
+    """A frame with the table's columns and types; NaN becomes NULL."""
+    schema = {column.name: POLARS_TYPES[column.sql_type] for column in TABLE_BY_NAME[table].columns}
+    frame = pl.DataFrame({name: values[name] for name in schema}, schema=schema, strict=False)
+    return frame.with_columns(pl.col(pl.Float64).fill_nan(None))
+
+
+def _repeated(key: dict[str, str], count: int) -> dict[str, pl.Series]:
+    """Constant columns of a key."""
+    return {name: pl.repeat(text, count, dtype=pl.String, eager=True) for name, text in key.items()}
+
+
+def _lists(array: np.ndarray, lengths: np.ndarray, keep: np.ndarray) -> pl.Series:
+    """Rows of a padded array (n, size) as lists of their own length; NULL where not kept."""
+    series = pl.Series(values=np.ascontiguousarray(array, np.float64)).cast(pl.List(pl.Float64))
+    frame = pl.DataFrame({"list": series, "length": lengths, "keep": keep})
+    return frame.select(pl.when("keep").then(pl.col("list").list.head(pl.col("length"))).otherwise(None).alias("list"))[
+        "list"
+    ]
+
+
+def _stack_rows(key: dict[str, str], arrays: dict[str, np.ndarray]) -> Iterator[tuple[str, pl.DataFrame]]:
+    """Frames of heads, spectra, qk and pairs for one stack of one operator."""
+    n_layers, n_heads = arrays["kv_head"].shape
+    row, head = (index.ravel() for index in np.indices((n_layers, n_heads)))
+    present = head < arrays["n_heads"][row]
+    row, head = row[present], head[present]
+    layer = arrays["layer"][row]
+    keys: dict[str, Any] = {**_repeated(key, len(row)), "layer": layer, "head": head}
+
+    def scalar(name: str) -> np.ndarray:
+        return arrays[name][row, head]
+
+    reason = scalar("reason")
+    rank = pl.Series(scalar("rank"))
+    yield (
+        "heads",
+        _frame(
+            "heads",
+            keys
+            | {
+                "kv_head": scalar("kv_head"),
+                "label": [f"L{i}H{j}" for i, j in zip(layer, head, strict=True)],
+                "d_model": arrays["d_model"][row],
+                "d_head": arrays["d_head"][row],
+                "status": np.where(reason == 0, "ok", "undefined"),
+                "reason": [REASONS[code] or None for code in reason],
+                **{item.name: scalar(item.name) for item in HEAD_STATISTICS},
+                "rank": rank.set(rank < 0, None),
+            },
+        ),
+    )
+
+    spectra = {item.name: arrays.get(item.name) for item in SPECTRA}
+    spectra |= {"eigenvalue_re": arrays["eigenvalue"].real, "eigenvalue_im": arrays["eigenvalue"].imag}
+    lists = {}
+    for name, array in spectra.items():
+        assert array is not None
+        values = array[row, head]
+        lists[name] = _lists(values, arrays["d_head"][row], ~np.isnan(values[:, 0]))
+    yield "spectra", _frame("spectra", keys | lists)
+
+    statistics: dict[str, Any] = {}
+    for item in QK_STATISTICS:
+        values = arrays[f"qk_{item.name}"][row, head]
+        if item.sql_type == "DOUBLE[]":
+            lengths = (~np.isnan(values)).sum(-1)
+            statistics[item.name] = _lists(values, lengths, lengths > 0)
+        else:
+            statistics[item.name] = values
+    yield "qk", _frame("qk", keys | statistics)
+
+    yield "pairs", _pair_rows(key, arrays)
+
+
+def _pair_rows(key: dict[str, str], arrays: dict[str, np.ndarray]) -> pl.DataFrame:
+    n_layers, n_heads = arrays["kv_head"].shape
+    row, write, read = (index.ravel() for index in np.indices((n_layers, n_heads, n_heads)))
+    present = (write < arrays["n_heads"][row]) & (read < arrays["n_heads"][row]) & (write != read)
+    row, write, read = row[present], write[present], read[present]
+    kv_head = arrays["kv_head"]
+    return _frame(
+        "pairs",
+        _repeated(key, len(row))
+        | {
+            "layer": arrays["layer"][row],
+            "write_head": write,
+            "read_head": read,
+            "shared_value": kv_head[row, write] == kv_head[row, read],
+            **{item.name: arrays[item.name][row, write, read] for item in PAIR_STATISTICS},
+        },
+    )

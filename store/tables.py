@@ -1,0 +1,204 @@
+"""Tables of the catalogue, declared as data: names, SQL types and the comment on every column.
+
+Statistics come from ``stats.registry``; keys and facts about models are declared here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stats.registry import HEAD_STATISTICS, PAIR_STATISTICS, QK_STATISTICS, SPECTRA, Statistic
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column: name, SQL type, and the text of its ``COMMENT ON``."""
+
+    name: str
+    sql_type: str
+    comment: str
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One table of the catalogue; ``key`` are the columns that identify a row, in sort order."""
+
+    name: str
+    comment: str
+    key: tuple[str, ...]
+    columns: tuple[Column, ...]
+
+
+def _columns(statistics: tuple[Statistic, ...]) -> tuple[Column, ...]:
+    return tuple(Column(item.name, item.sql_type, item.comment) for item in statistics)
+
+
+MODEL = Column("model", "VARCHAR", "what the user called the model; unique")
+OPERATOR = Column(
+    "operator",
+    "VARCHAR",
+    "raw: weights as stored; folded: the norm in front of attention, and a gain on its output, multiplied in",
+)
+STACK = Column("stack", "VARCHAR", "which attention of the model: decoder, encoder or cross")
+LAYER = Column("layer", "INTEGER", "layer number in the checkpoint, from 0")
+HEAD = Column("head", "INTEGER", "query head, from 0")
+D_MODEL = Column("d_model", "INTEGER", "width of the residual stream")
+D_HEAD = Column("d_head", "INTEGER", "width of a head's value, k")
+
+MODEL_FACTS = (
+    Column("source", "VARCHAR", "path, or hub name, as given"),
+    Column("revision", "VARCHAR", "resolved commit of the hub; NULL for local files"),
+    Column("lineage", "VARCHAR", "training run this checkpoint belongs to; NULL if none was named"),
+    Column("step", "BIGINT", "training step within the lineage"),
+    Column("format", "VARCHAR", "safetensors, torch or gguf"),
+    Column("architecture", "VARCHAR", "model_type of the configuration, or GGUF architecture"),
+    Column("family", "VARCHAR", "row of the family table that was used"),
+    Column("recognised_by", "VARCHAR", "what named the family: a configuration key or --family"),
+    Column("n_layers", "INTEGER", "layers with attention that were measured, over all stacks"),
+    Column("n_heads", "INTEGER", "query heads per layer; NULL where layers differ, see layers"),
+    Column("n_kv_heads", "INTEGER", "key/value heads per layer; NULL where layers differ, see layers"),
+    Column("d_model", "INTEGER", "width of the residual stream; NULL where layers differ, see layers"),
+    Column("d_head", "INTEGER", "width of a head's value; NULL where layers differ, see layers"),
+    Column("source_dtype", "VARCHAR", "storage types of the attention projections, joined by +"),
+    Column("feeding_norm", "VARCHAR", "norm in front of attention: rms, rms_plus_one, layer; NULL if none"),
+    Column("branch_norm", "VARCHAR", "gain on the attention output: rms, rms_plus_one, layer; NULL if none"),
+    Column("attention_parameters", "BIGINT", "parameters of the query, key, value and output projections"),
+    Column("total_parameters", "BIGINT", "parameters of the whole checkpoint; NULL where headers do not tell"),
+    Column(
+        "content_hash",
+        "VARCHAR",
+        "SHA-256 over the layers' content hashes in key order; the same whatever the format or sharding",
+    ),
+    Column("qk_hash", "VARCHAR", "SHA-256 over the layers' query and key hashes in key order, as stored"),
+)
+"""What is true of a model whichever operators are measured; attributes of its array group."""
+
+RUN_FACTS = (
+    Column("gain_hash", "VARCHAR", "SHA-256 of the norm gains that were folded in; NULL for raw"),
+    Column("bytes_read", "BIGINT", "stored size of the attention tensors and gains that were read, in bytes"),
+    Column("device", "VARCHAR", "device the tall products ran on"),
+    Column("compute_dtype", "VARCHAR", "dtype of the tall products; small matrices are float64"),
+    Column("rank_cut", "DOUBLE", "share of the largest singular value below which one counts as zero"),
+    Column("seconds", "DOUBLE", "wall time of reading, measuring and storing, in seconds"),
+    Column("created_at", "TIMESTAMP", "when the measurement was published, UTC"),
+    Column("tool_version", "VARCHAR", "version of headatlas that measured it"),
+    Column("libraries", "VARCHAR", "versions of the numerical libraries"),
+)
+"""What is true of one run that measured an operator; attributes of the operator's array group."""
+
+ARRAY_GROUP = Column("array_group", "VARCHAR", "group of the model in arrays.zarr")
+
+TABLES: tuple[Table, ...] = (
+    Table(
+        "models",
+        "one row per checkpoint; the columns of a run are those of the latest one",
+        ("model",),
+        (
+            MODEL,
+            *MODEL_FACTS,
+            *(column for column in RUN_FACTS if column.name != "gain_hash"),
+            Column("status", "VARCHAR", "complete: every layer that can be read is stored"),
+            ARRAY_GROUP,
+        ),
+    ),
+    Table(
+        "operators",
+        "one row per measured operator of a model, with the run that measured it",
+        ("model", "operator"),
+        (MODEL, OPERATOR, *RUN_FACTS),
+    ),
+    Table(
+        "layers",
+        "one row per layer with attention",
+        ("model", "stack", "layer"),
+        (
+            MODEL,
+            STACK,
+            LAYER,
+            Column("n_heads", "INTEGER", "query heads"),
+            Column("n_kv_heads", "INTEGER", "key/value heads"),
+            D_MODEL,
+            D_HEAD,
+            Column(
+                "content_hash",
+                "VARCHAR",
+                "SHA-256 of W_V (kv_head d_head, d_model) and W_O (d_model, head d_head) as little-endian "
+                "float64 in row-major order, each preceded by its shape",
+            ),
+            Column("qk_hash", "VARCHAR", "SHA-256 of W_Q and W_K in the same form, rows as stored"),
+        ),
+    ),
+    Table(
+        "skipped",
+        "layers whose attention was not read, and why",
+        ("model", "stack", "layer"),
+        (MODEL, STACK, LAYER, Column("reason", "VARCHAR", "why the layer has no rows")),
+    ),
+    Table(
+        "heads",
+        "one row per head and operator",
+        ("model", "operator", "stack", "layer", "head"),
+        (
+            MODEL,
+            OPERATOR,
+            STACK,
+            LAYER,
+            HEAD,
+            Column("kv_head", "INTEGER", "value and key projection the head reads, from 0"),
+            Column("label", "VARCHAR", "human label, L<layer>H<head>"),
+            D_MODEL,
+            D_HEAD,
+            Column("status", "VARCHAR", "ok: closure is defined; undefined: reason says why not"),
+            Column("reason", "VARCHAR", "zero, nilpotent, nonfinite or pruned; NULL where status is ok"),
+            *_columns(HEAD_STATISTICS),
+        ),
+    ),
+    Table(
+        "spectra",
+        "one row per head and operator: every spectrum as a list of d_head doubles",
+        ("model", "operator", "stack", "layer", "head"),
+        (MODEL, OPERATOR, STACK, LAYER, HEAD, *_columns(SPECTRA)),
+    ),
+    Table(
+        "qk",
+        "one row per query head and operator: its query-key form B = W_Q W_K^T, without position code",
+        ("model", "operator", "stack", "layer", "head"),
+        (MODEL, OPERATOR, STACK, LAYER, HEAD, *_columns(QK_STATISTICS)),
+    ),
+    Table(
+        "pairs",
+        "one row per ordered pair of different heads of a layer; T_i is write_head's, T_j read_head's",
+        ("model", "operator", "stack", "layer", "write_head", "read_head"),
+        (
+            MODEL,
+            OPERATOR,
+            STACK,
+            LAYER,
+            Column("write_head", "INTEGER", "head i, whose O writes"),
+            Column("read_head", "INTEGER", "head j, whose V reads"),
+            Column("shared_value", "BOOLEAN", "whether the two heads share one value projection"),
+            *_columns(PAIR_STATISTICS),
+        ),
+    ),
+)
+
+TABLE_BY_NAME = {table.name: table for table in TABLES}
+
+
+def schema_sql() -> str:
+    """Statements that create every table with its comments."""
+    statements = []
+    for table in TABLES:
+        columns = ",\n  ".join(f'"{column.name}" {column.sql_type}' for column in table.columns)
+        keys = ", ".join(f'"{name}"' for name in table.key)
+        statements.append(f'CREATE TABLE "{table.name}" (\n  {columns},\n  PRIMARY KEY ({keys})\n);')
+        statements.append(f"COMMENT ON TABLE \"{table.name}\" IS '{_quoted(table.comment)}';")
+        statements += [
+            f'COMMENT ON COLUMN "{table.name}"."{column.name}" IS \'{_quoted(column.comment)}\';'
+            for column in table.columns
+        ]
+    return "\n".join(statements)
+
+
+def _quoted(text: str) -> str:
+    return text.replace("'", "''")
