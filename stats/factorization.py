@@ -1,10 +1,10 @@
 """Thin factors and the exact principal-coordinate factorization of ``T = O V^T``.
 
-The tall products are Gram matrices. A Gram matrix squares the condition number, so each factor is
-orthonormalised twice: once through the eigenvectors of its Gram matrix, which also shows the
-numerical rank, and once through a Cholesky factor of what the first pass left (the CholeskyQR2
-idea of Yamamoto et al. 2015). Bases are then orthonormal to rounding up to condition 1e6, and the
-d_model-long work is nothing but matrix products.
+The tall products are Gram matrices. A Gram matrix squares the condition number, so a factor that
+is not well conditioned is orthonormalised twice: through the eigenvectors of its Gram matrix,
+which also show the numerical rank, and through a Cholesky factor of what the first pass left (the
+CholeskyQR2 idea of Yamamoto et al. 2015). Bases are then orthonormal to rounding up to condition
+1e6, and the d_model-long work is nothing but matrix products.
 """
 
 from __future__ import annotations
@@ -19,6 +19,10 @@ from stats.errors import HeadatlasError
 RANK_CUT: dict[torch.dtype, float] = {torch.float64: 1e-7, torch.float32: 1e-3}
 """Singular values below this share of a factor's largest are rounding: the square root of what a
 Gram matrix resolves in that dtype, with a margin. Stored with every model as ``rank_cut``."""
+
+
+WELL_CONDITIONED = 30.0
+"""Condition number up to which one pass is enough: its error grows with the square, here to 1e-13."""
 
 
 def rounding_cut(dtype: torch.dtype, d_head: int) -> float:
@@ -77,18 +81,26 @@ def thin_factor(x: Tensor, rank_cut: float) -> ThinFactor:
     """
     values, vectors = checked_eigh((x.mT @ x).double())
     sigma = values.clamp_min(0).sqrt()
-    kept = sigma > rank_cut * sigma.amax(-1, keepdim=True)
+    largest = sigma.amax(-1, keepdim=True)
+    kept = sigma > rank_cut * largest
     inverse = torch.where(kept, 1 / torch.where(kept, sigma, 1.0), 0.0)
     root = (sigma * kept).unsqueeze(-1) * vectors.mT
     basis = x @ (vectors * inverse.unsqueeze(-2)).to(x.dtype)
+    sigma = sigma.flip(-1)
+    again = torch.nonzero(sigma[:, -1] * WELL_CONDITIONED <= sigma[:, 0]).flatten()
+    if len(again):
+        basis[again], root[again] = _second_pass(basis[again], root[again], ~kept[again])
+        sigma[again] = torch.linalg.svdvals(root[again])
+    return ThinFactor(basis, root, sigma)
 
-    remainder = (basis.mT @ basis).double() + torch.diag_embed((~kept).double())
+
+def _second_pass(basis: Tensor, root: Tensor, dropped: Tensor) -> tuple[Tensor, Tensor]:
+    """Orthonormalise columns that are nearly so; ``dropped`` (n, d_head) marks the zero ones."""
+    remainder = (basis.mT @ basis).double() + torch.diag_embed(dropped.double())
     lower = torch.linalg.cholesky(remainder)
     identity = torch.eye(lower.shape[-1], dtype=lower.dtype, device=lower.device)
     inverse_lower = torch.linalg.solve_triangular(lower, identity.expand_as(lower), upper=False)
-    basis = basis @ inverse_lower.mT.to(x.dtype)
-    root = lower.mT @ root
-    return ThinFactor(basis, root, torch.linalg.svdvals(root))
+    return basis @ inverse_lower.mT.to(basis.dtype), lower.mT @ root
 
 
 @dataclass(frozen=True, slots=True)
