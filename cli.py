@@ -124,8 +124,7 @@ def print_frame(frame: pl.DataFrame, style: str, output: Path | None) -> None:
 
 def known_models(store_path: Path, models: tuple[str, ...]) -> list[str]:
     """The names as given, each checked to be in the store."""
-    from store.atlas import AtlasStore
-    from store.integrity import unknown_model
+    from store.atlas import AtlasStore, unknown_model
 
     if models:
         store = AtlasStore.open(store_path)

@@ -18,7 +18,7 @@ NORM_ROLES = ("feeding_norm", "branch_norm")
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """Canonical projections of one layer in the checkpoint's dtype, heads in order along rows.
+    """Canonical projections of one layer in the checkpoint's dtype, contiguous, heads in order along rows.
 
     ``w_q`` (head d_head, d_model), ``w_k`` and ``w_v`` (kv_head d_head, d_model), ``w_o``
     (d_model, head d_head), and the norm gains (d_model,) that folding needs.
@@ -56,29 +56,35 @@ def read_weights(checkpoint: Checkpoint, plan: LayerPlan) -> LayerWeights:
         w_q, w_k, w_v = split_fused(tensors["fused"], plan)
     else:
         w_q, w_k, w_v = tensors["query"], tensors["key"], tensors["value"]
-    weights = LayerWeights(w_q, w_k, w_v, tensors["output"], gains)
-    return _restore_pruned(weights, plan) if plan.pruned else weights
+    w_o = tensors["output"]
+    if plan.pruned:
+        w_q, w_k, w_v, w_o = _restore_pruned(w_q, w_k, w_v, w_o, plan)
+    return LayerWeights(w_q.contiguous(), w_k.contiguous(), w_v.contiguous(), w_o.contiguous(), gains)
 
 
 def split_fused(fused: Tensor, plan: LayerPlan) -> tuple[Tensor, Tensor, Tensor]:
     """Query, key and value rows of a fused matrix, heads in order."""
     if plan.projections.layout == "interleaved":
-        query, key, value = fused.view(plan.n_heads, 3, plan.d_head, -1).unbind(1)
+        query, key, value = fused.view(plan.stored_heads, 3, plan.d_head, fused.shape[-1]).unbind(1)
         return query.flatten(0, 1), key.flatten(0, 1), value.flatten(0, 1)
-    rows, kv_rows = plan.n_heads * plan.d_head, plan.n_kv_heads * plan.d_head
+    rows, kv_rows = plan.stored_heads * plan.d_head, plan.stored_kv_heads * plan.d_head
     return fused[:rows], fused[rows : rows + kv_rows], fused[rows + kv_rows :]
 
 
-def _restore_pruned(weights: LayerWeights, plan: LayerPlan) -> LayerWeights:
+def _restore_pruned(
+    w_q: Tensor, w_k: Tensor, w_v: Tensor, w_o: Tensor, plan: LayerPlan
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Put zero blocks where heads were removed, so that the others keep their numbers."""
-    kept = torch.tensor([head for head in range(plan.n_heads) if head not in plan.pruned])
+    kept = [head for head in range(plan.n_heads) if head not in plan.pruned]
 
     def rows(w: Tensor) -> Tensor:
         full = w.new_zeros(plan.n_heads, plan.d_head, w.shape[-1])
-        full[kept] = w.reshape(len(kept), plan.d_head, -1)
+        full[kept] = w.reshape(len(kept), plan.d_head, w.shape[-1])
         return full.flatten(0, 1)
 
-    return LayerWeights(rows(weights.w_q), rows(weights.w_k), rows(weights.w_v), rows(weights.w_o.mT).mT, weights.gains)
+    if plan.stored_kv_heads < plan.n_kv_heads:
+        w_k, w_v = rows(w_k), rows(w_v)
+    return rows(w_q), w_k, w_v, rows(w_o.mT).mT
 
 
 def digest(*matrices: Tensor) -> bytes:

@@ -11,12 +11,12 @@ import math
 import mmap
 import struct
 from collections.abc import Mapping
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ingest.checkpoint import TensorHeader
-from ingest.safetensors_file import LocalFile, truncated
+from ingest.safetensors_file import MOST_AXES, LocalFile, truncated
 from stats.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -26,6 +26,23 @@ SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "
 STRING, ARRAY = 8, 9
 LONGEST_ARRAY_KEPT = 4096
 """Arrays longer than this are vocabularies and their scores; per-layer settings are shorter."""
+
+
+@cache
+def can_dequantize(dtype: str) -> bool:
+    """Whether values stored in a type can be had as floats, tried on one block."""
+    import numpy as np
+    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    kind = GGMLQuantizationType[dtype]
+    if dtype == "F64":
+        return True
+    try:
+        dequantize(np.zeros((1, GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
+    except NotImplementedError:
+        return False
+    return True
 
 
 class _Cursor:
@@ -122,8 +139,8 @@ class GgufFile:
 
     def _record(self, cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
         name, n_dims = cursor.text(), cursor.scalar("I")
-        if n_dims > 8:
-            raise self._malformed(f"at most 8 axes for tensor {name}", str(n_dims))
+        if n_dims > MOST_AXES:
+            raise self._malformed(f"at most {MOST_AXES} axes for tensor {name}", str(n_dims))
         shape = tuple(cursor.scalar("Q") for _ in range(n_dims))[::-1]
         return name, shape, cursor.scalar("I"), cursor.scalar("Q")
 
@@ -169,12 +186,5 @@ class GgufFile:
         if header.dtype == "F64":
             return torch.from_numpy(raw.view(np.float64).reshape(header.shape))
         rows = raw.reshape(*header.shape[:-1], -1) if header.shape else raw
-        try:
-            values = dequantize(rows, GGMLQuantizationType[header.dtype])
-        except NotImplementedError as error:
-            raise CheckpointError(
-                f"tensors quantised as {header.dtype} cannot be read",
-                where=f"{self._path}, tensor {name}",
-                remedy="use a file in another quantisation",
-            ) from error
+        values = dequantize(rows, GGMLQuantizationType[header.dtype])
         return torch.from_numpy(np.ascontiguousarray(values, np.float32).reshape(header.shape))

@@ -2,12 +2,15 @@
 
 ``HF_ENDPOINT``, ``HF_TOKEN``, ``HF_HUB_OFFLINE`` and ``HF_HUB_CACHE`` act as everywhere, because
 huggingface_hub does the talking. Only the configuration, the index and the files that hold
-attention are fetched; planning a safetensors checkpoint fetches no more than headers.
+attention are fetched; planning a safetensors checkpoint fetches no more than headers. A
+branch or tag that is in the cache is taken as it is there; the hub is asked for what is missing.
 """
 
 from __future__ import annotations
 
+import json
 import re
+import uuid
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -18,7 +21,9 @@ from ingest.local import INDEXES, open_folder
 from ingest.safetensors_file import LocalFile, SafetensorsFile
 from stats.errors import CheckpointError
 
-HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
+_PART = r"\w[\w.-]*"
+HUB_NAME = re.compile(rf"{_PART}/{_PART}(@{_PART}(/{_PART})*)?")
+SHARD = re.compile(r"-\d+-of-\d+\.")
 TIMEOUT_SECONDS = 30.0
 
 
@@ -52,23 +57,21 @@ class HubFolder:
         self.commit, self._names = self._cached_snapshot() or self._ask_hub()
 
     def _cached_snapshot(self) -> tuple[str, frozenset[str]] | None:
-        """Commit and files of the cached snapshot, if it has a configuration and weights."""
-        from huggingface_hub import try_to_load_from_cache
+        """Commit and files of the cached snapshot, if they show what the checkpoint consists of."""
+        from huggingface_hub import constants
+        from huggingface_hub.file_download import repo_folder_name
 
-        with self._explained("config.json"):
-            config = try_to_load_from_cache(self._repository, "config.json", revision=self._revision)
-        if not isinstance(config, str):
-            return None
-        snapshot = Path(config).parent
-        names = frozenset(entry.name for entry in snapshot.iterdir())
-        weights = {name for name, _ in INDEXES}
-        if names.isdisjoint(weights) and not any(name.endswith((".safetensors", ".gguf")) for name in names):
-            return None
-        return snapshot.name, names
+        with self._explained("the cached snapshot"):
+            storage = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=self._repository, repo_type="model")
+            reference = storage / "refs" / self._revision
+            commit = reference.read_text(encoding="utf-8") if reference.is_file() else self._revision
+            snapshot = storage / "snapshots" / commit
+            names = frozenset(entry.name for entry in snapshot.iterdir()) if snapshot.is_dir() else frozenset()
+        return (commit, names) if _shows_weights(names) else None
 
     def _ask_hub(self) -> tuple[str, frozenset[str]]:
         """Commit and files of the revision on the hub."""
-        from huggingface_hub import HfApi, constants
+        from huggingface_hub import HfApi, constants, errors
 
         if constants.HF_HUB_OFFLINE:
             raise CheckpointError(
@@ -80,7 +83,9 @@ class HubFolder:
             )
         with self._explained("the list of files"):
             info = HfApi().model_info(self._repository, revision=self._revision, timeout=TIMEOUT_SECONDS)
-        return str(info.sha), frozenset(file.rfilename for file in info.siblings or () if "/" not in file.rfilename)
+            if info.sha is None:
+                raise errors.FileMetadataError("a description of the repository without a commit")
+        return info.sha, frozenset(file.rfilename for file in info.siblings or () if "/" not in file.rfilename)
 
     def names(self) -> Collection[str]:
         return self._names
@@ -88,8 +93,23 @@ class HubFolder:
     def path(self, name: str) -> Path:
         from huggingface_hub import hf_hub_download
 
+        cached = self._cached(name)
+        if cached is not None:
+            return Path(cached)
         with self._explained(name):
-            return Path(self._cached(name) or hf_hub_download(self._repository, name, revision=self.commit))
+            path = Path(hf_hub_download(self._repository, name, revision=self.commit))
+            if self._revision != self.commit:
+                self._remember_commit(path.parent.parent.parent / "refs" / self._revision)
+        return path
+
+    def _remember_commit(self, reference: Path) -> None:
+        """Note in the cache which commit a branch or tag is at; a download by commit does not."""
+        if reference.is_file() and reference.read_text(encoding="utf-8") == self.commit:
+            return
+        reference.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = reference.with_name(f"{reference.name}.{uuid.uuid4().hex}.tmp")
+        unfinished.write_text(self.commit, encoding="utf-8")
+        unfinished.replace(reference)
 
     def _cached(self, name: str) -> str | None:
         from huggingface_hub import try_to_load_from_cache
@@ -106,39 +126,30 @@ class HubFolder:
     @contextmanager
     def _explained(self, name: str) -> Iterator[None]:
         """Turn the hub client's errors into one message each."""
-        from huggingface_hub import errors
         from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
 
         try:
             yield
-        except errors.HFValidationError as error:
-            raise self._failure("not a name the hub can have", name, error, "check the spelling") from error
-        except errors.GatedRepoError as error:
-            remedy = "accept the model's terms on the hub, then set HF_TOKEN to a token of that account"
-            raise self._failure("the repository is gated", name, error, remedy) from error
-        except errors.RepositoryNotFoundError as error:
-            remedy = "check the name; for a private repository set HF_TOKEN to a token that may read it"
-            raise self._failure("no such repository, or no permission to see it", name, error, remedy) from error
-        except errors.RevisionNotFoundError as error:
-            raise self._failure("no such revision", name, error, "name a branch, tag or commit after @") from error
-        except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
-            remedy = "check the connection and HF_ENDPOINT; offline, download the missing file first"
-            raise self._failure(
-                "a file is not in the cache and the hub was not reached", name, error, remedy
-            ) from error
-        except errors.EntryNotFoundError as error:
-            raise self._failure("the repository lacks a file", name, error, "check the revision") from error
-        except errors.HfHubHTTPError as error:
-            status = error.response.status_code if error.response is not None else None
-            what, remedy = HTTP_MEANINGS.get(status or 0, ("the hub answered with an error", "try again later"))
-            raise self._failure(what, name, error, remedy) from error
-        except HTTPError as error:
-            remedy = "check the connection and HF_ENDPOINT, or use a downloaded copy"
-            raise self._failure("the hub cannot be reached", name, error, remedy) from error
+        except (HTTPError, OSError, ValueError, RuntimeError) as error:
+            cause = _failed_request(error)
+            what, remedy = _meaning(cause)
+            lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
+            found = " ".join(lines[:2]) or type(cause).__name__
+            raise CheckpointError(what, where=f"{self.location}, {name}", found=found[:200], remedy=remedy) from error
 
-    def _failure(self, what: str, name: str, error: Exception, remedy: str) -> CheckpointError:
-        found = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        return CheckpointError(what, where=f"{self.location}, {name}", found=found[:200], remedy=remedy)
+
+def _shows_weights(names: Collection[str]) -> bool:
+    """Whether a snapshot, which may be incomplete, holds an index or a whole weight file."""
+    whole = [name for name in names if name.endswith(".gguf") and not SHARD.search(name)]
+    return len(whole) == 1 or ("config.json" in names and any(name in names for name, _ in INDEXES))
+
+
+def _failed_request(error: Exception) -> Exception:
+    """The error of the request itself where the client only says that a file is not in the cache."""
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    cause = error.__cause__
+    return cause if isinstance(error, LocalEntryNotFoundError) and isinstance(cause, Exception) else error
 
 
 HTTP_MEANINGS = {
@@ -147,6 +158,48 @@ HTTP_MEANINGS = {
     404: ("the hub does not have it", "check the name and the revision"),
     429: ("the hub asks for fewer requests", "wait some minutes; a token in HF_TOKEN raises the limit"),
 }
+
+
+def _meaning(error: Exception) -> tuple[str, str]:
+    """What an error of the hub client means, and what to do about it."""
+    from huggingface_hub import errors
+    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
+
+    match error:
+        case errors.HFValidationError():
+            return "not a name the hub can have", "check the spelling"
+        case errors.GatedRepoError():
+            return (
+                "the repository is gated",
+                "accept the model's terms on the hub, then set HF_TOKEN to a token of that account",
+            )
+        case errors.RepositoryNotFoundError():
+            return (
+                "no such repository, or no permission to see it",
+                "check the name, which is no local path either; if it is private, set HF_TOKEN to a token with access",
+            )
+        case errors.RevisionNotFoundError():
+            return "no such revision", "name a branch, tag or commit after @"
+        case errors.EntryNotFoundError():
+            return "the repository lacks a file", "check the revision"
+        case errors.HfHubHTTPError():
+            other = ("the hub answered with an error", "try again later")
+            return HTTP_MEANINGS.get(error.response.status_code, other)
+        case errors.OfflineModeIsEnabled():
+            return (
+                "offline, and a file is not in the local hub cache",
+                "unset HF_HUB_OFFLINE, or download the file where there is a connection",
+            )
+        case HTTPError():
+            return "the connection to the hub failed", "check the connection and HF_ENDPOINT, or use a downloaded copy"
+        case errors.FileMetadataError() | json.JSONDecodeError():
+            return "this is not the answer of a hub", "check HF_ENDPOINT, and proxies in between"
+        case OSError() if error.errno is not None:
+            return (
+                "the local hub cache cannot be used",
+                "free space or fix permissions, or set HF_HUB_CACHE to another folder",
+            )
+    return "the download failed", "try again, or use a downloaded copy"
 
 
 class _HubHeader:
@@ -178,7 +231,7 @@ class _HubHeader:
         from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type: ignore[attr-defined]
 
         last = offset + len(buffer)
-        headers = {**build_hf_headers(), "Range": f"bytes={offset}-{last - 1}"}
+        headers = {**build_hf_headers(), "Range": f"bytes={offset}-{last - 1}", "Accept-Encoding": "identity"}
         with (
             self._folder._explained(self._file),
             get_session().stream(

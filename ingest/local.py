@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from ingest.checkpoint import Checkpoint, TensorFile
 from ingest.gguf_file import GgufFile
-from ingest.safetensors_file import LocalFile, SafetensorsFile
+from ingest.safetensors_file import LocalFile, SafetensorsFile, unopenable
 from ingest.torch_file import TorchFile
 from stats.errors import CheckpointError
 
@@ -47,7 +47,10 @@ class LocalFolder:
         self._directory = directory
 
     def names(self) -> Collection[str]:
-        return {entry.name for entry in self._directory.iterdir()}
+        try:
+            return {entry.name for entry in self._directory.iterdir()}
+        except OSError as error:
+            raise unopenable(self.location, error.strerror or str(error)) from error
 
     def path(self, name: str) -> Path:
         return self._directory / name
@@ -163,6 +166,16 @@ def open_folder(folder: Folder, name: str, config_path: Path | None = None) -> C
     found = next((pair for pair in INDEXES if pair[0] in present), None)
     if found is None:
         return _open_only_file(folder, name, present, config_path)
+    config = _configuration(folder, present, config_path)
+    weights, kind = found
+    if weights.endswith(".index.json"):
+        location = shard_index(folder.path(weights))
+        return _assemble(folder, name, kind, config, location, sorted(set(location.values())))
+    return _assemble(folder, name, kind, config, {}, [weights])
+
+
+def _configuration(folder: Folder, present: Collection[str], config_path: Path | None) -> dict[str, Any]:
+    """The configuration named by the user, or the folder's own."""
     if config_path is None and "config.json" not in present:
         raise CheckpointError(
             "the weights have no configuration",
@@ -171,12 +184,7 @@ def open_folder(folder: Folder, name: str, config_path: Path | None = None) -> C
             found=", ".join(sorted(present)[:8]),
             remedy="add the config.json the model was saved with, or name one with --config FILE",
         )
-    config = read_json(config_path or folder.path("config.json"))
-    weights, kind = found
-    if weights.endswith(".index.json"):
-        location = shard_index(folder.path(weights))
-        return _assemble(folder, name, kind, config, location, sorted(set(location.values())))
-    return _assemble(folder, name, kind, config, {}, [weights])
+    return read_json(config_path or folder.path("config.json"))
 
 
 def _open_only_file(folder: Folder, name: str, present: Collection[str], config_path: Path | None) -> Checkpoint:
@@ -184,10 +192,12 @@ def _open_only_file(folder: Folder, name: str, present: Collection[str], config_
     files = sorted(
         file for file in present if file.endswith((".gguf", ".safetensors")) and not file.startswith("adapter_")
     )
-    if len(files) == 1:
-        checkpoint = open_local(folder.path(files[0]), config_path)
+    if len(files) == 1 and files[0].endswith(".gguf"):
+        checkpoint = open_gguf(folder.path(files[0]))
         checkpoint.source, checkpoint.name = folder.location, name
         return checkpoint
+    if len(files) == 1:
+        return _assemble(folder, name, "safetensors", _configuration(folder, present, config_path), {}, files)
     if "adapter_config.json" in present:
         base = read_json(folder.path("adapter_config.json")).get("base_model_name_or_path")
         raise CheckpointError(
@@ -218,7 +228,7 @@ def shard_index(path: Path) -> dict[str, str]:
             remedy="download the index again",
         )
     for tensor, name in weight_map.items():
-        if not isinstance(name, str) or PurePosixPath(name).name != name or "\\" in name or name in ("", ".", ".."):
+        if not isinstance(name, str) or PurePosixPath(name).name != name or name in ("", "..") or {*"\\\0"} & {*name}:
             raise CheckpointError(
                 "the index names a file outside its directory",
                 where=f"{path}, tensor {tensor}",

@@ -22,6 +22,9 @@ WRAPPER_PREFIXES = (
 )  # fmt: skip
 """Prefixes that wrap a model without changing which stack it is."""
 
+MOST_LAYERS = 10_000
+"""Layers a configuration may speak of: each one that has no attention is listed."""
+
 
 @dataclass(frozen=True, slots=True)
 class LayerPlan:
@@ -42,6 +45,16 @@ class LayerPlan:
     feeding: Norm | None
     branch: Norm | None
     pruned: tuple[int, ...] = ()
+
+    @property
+    def stored_heads(self) -> int:
+        """Query heads the file holds."""
+        return self.n_heads - len(self.pruned)
+
+    @property
+    def stored_kv_heads(self) -> int:
+        """Key/value heads the file holds; one that several heads share is never removed."""
+        return self.n_kv_heads if self.n_kv_heads < self.n_heads else self.stored_heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +77,6 @@ class Plan:
     layers: tuple[LayerPlan, ...]
     skipped: tuple[SkippedLayer, ...]
     ignored_prefixes: tuple[str, ...]
-    sizes: Mapping[str, int]
 
     @cached_property
     def tensors(self) -> tuple[TensorHeader, ...]:
@@ -108,24 +120,23 @@ def plan_checkpoint(
             found="a norm after the residual sum",
             remedy="use --operator raw",
         )
-    sizes = _sizes(checkpoint, row, config)
-    blocks, ignored = _find_blocks(checkpoint, row, config)
+    depth, inner = _depth(checkpoint, row, config)
+    blocks, ignored = _find_blocks(checkpoint, row, inner)
     layers = []
     skipped = []
-    inner = int(config.get(row.inner_count) or 1) if row.inner_count else 1
-    for layer in range(sizes["depth"] * inner):
+    for layer in range(depth * inner):
         if layer in blocks:
             layers.append(_plan_layer(checkpoint, row, config, layer, *blocks[layer], operators))
         else:
             skipped.append(SkippedLayer(row.stack, layer, "no attention tensors in the checkpoint"))
     skipped += [
-        SkippedLayer(row.stack, layer, f"beyond the {sizes['depth']} layers of the configuration")
+        SkippedLayer(row.stack, layer, f"beyond the {depth * inner} layers of the configuration")
         for layer in sorted(blocks)
-        if layer >= sizes["depth"] * inner
+        if layer >= depth * inner
     ]
     if not layers:
         raise _no_attention(checkpoint, row)
-    return Plan(checkpoint, row, recognised_by, tuple(operators), tuple(layers), tuple(skipped), tuple(ignored), sizes)
+    return Plan(checkpoint, row, recognised_by, tuple(operators), tuple(layers), tuple(skipped), tuple(ignored))
 
 
 def recognise(checkpoint: Checkpoint, family: str | None) -> tuple[Family, Mapping[str, Any], str]:
@@ -145,11 +156,11 @@ def recognise(checkpoint: Checkpoint, family: str | None) -> tuple[Family, Mappi
             found=f"architectures {config.get('architectures')}",
             remedy="say which with --family NAME",
         )
-    if model_type in table:
-        return table[model_type], config, "model_type"
+    if str(model_type) in table:
+        return table[str(model_type)], config, "model_type"
     nested = config.get("text_config")
-    if isinstance(nested, dict) and nested.get("model_type") in table:
-        return table[nested["model_type"]], nested, "text_config.model_type"
+    if isinstance(nested, dict) and str(nested.get("model_type")) in table:
+        return table[str(nested["model_type"])], nested, "text_config.model_type"
     raise _unknown_family(checkpoint, str(model_type), table)
 
 
@@ -182,25 +193,25 @@ def _setting(row: Family, config: Mapping[str, Any], keys: Sequence[str]) -> Any
     return next((row.defaults[key] for key in keys if key in row.defaults), None)
 
 
-def _size(checkpoint: Checkpoint, keys: Sequence[str], value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**31:
+def _size(checkpoint: Checkpoint, keys: Sequence[str], value: Any, largest: int = 2**31 - 1) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= largest:
         raise CheckpointError(
             "the configuration does not give a size",
             where=f"{checkpoint.source}, {' or '.join(keys)}",
-            expected="a positive integer",
+            expected=f"an integer from 1 to {largest:,}",
             found=repr(value)[:100],
             remedy="correct the configuration the model was saved with",
         )
     return value
 
 
-def _sizes(checkpoint: Checkpoint, row: Family, config: Mapping[str, Any]) -> dict[str, int]:
-    """Width and depth, and head counts where the configuration gives one for all layers."""
-    keys = row.keys
-    sizes = {}
-    for name, candidates in (("width", keys.width), ("depth", keys.depth)):
-        sizes[name] = _size(checkpoint, candidates, _setting(row, config, candidates))
-    return sizes
+def _depth(checkpoint: Checkpoint, row: Family, config: Mapping[str, Any]) -> tuple[int, int]:
+    """Numbered layers, and attention blocks in each."""
+    depth = _size(checkpoint, row.keys.depth, _setting(row, config, row.keys.depth), MOST_LAYERS)
+    if not row.inner_count:
+        return depth, 1
+    inner = _setting(row, config, [row.inner_count])
+    return depth, _size(checkpoint, [row.inner_count], inner, MOST_LAYERS // depth)
 
 
 def _head_sizes(checkpoint: Checkpoint, row: Family, config: Mapping[str, Any], layer: int) -> tuple[int, int, int]:
@@ -225,23 +236,24 @@ def _head_sizes(checkpoint: Checkpoint, row: Family, config: Mapping[str, Any], 
             where=f"{checkpoint.source}, layer {layer}",
             expected="key/value heads that divide the query heads",
             found=f"{heads} query heads, {kv_heads} key/value heads",
-            remedy="correct the configuration",
+            remedy="correct the configuration; a count it lacks is the model class's own default",
         )
     return heads, kv_heads, d_head
 
 
 def _block_pattern(row: Family, projections: Projections) -> re.Pattern[str]:
     """Matches a projection's weight, with its prefix, layer, inner number and role's name."""
-    block = re.escape(row.block).replace(r"\{layer\}", r"(?P<layer>\d+)").replace(r"\{inner\}", r"(?P<inner>\d+)")
+    block = (
+        re.escape(row.block).replace(r"\{layer\}", r"(?P<layer>\d{1,6})").replace(r"\{inner\}", r"(?P<inner>\d{1,6})")
+    )
     names = "|".join(re.escape(name) for name in projections.roles.values())
     return re.compile(rf"(?P<prefix>(?:.*\.)?)(?P<block>{block})(?P<projection>{names})\.weight")
 
 
 def _find_blocks(
-    checkpoint: Checkpoint, row: Family, config: Mapping[str, Any]
+    checkpoint: Checkpoint, row: Family, inner: int
 ) -> tuple[dict[int, tuple[str, Projections]], list[str]]:
     """The attention blocks of the model's own stack, by layer number, and prefixes left aside."""
-    inner = int(config.get(row.inner_count) or 1) if row.inner_count else 1
     for projections in row.projections:
         by_prefix: dict[str, dict[int, dict[str, str]]] = defaultdict(lambda: defaultdict(dict))
         pattern = _block_pattern(row, projections)
@@ -328,24 +340,30 @@ def _plan_layer(
         for role, norm in (("feeding_norm", feeding), ("branch_norm", branch)):
             if norm is not None and norm.tensor:
                 tensors[role] = f"{stem}{norm.tensor}.weight"
-    pruned = _pruned(config, layer, heads)
+    pruned = _pruned(checkpoint, config, layer, heads)
     plan = LayerPlan(row.stack, layer, heads, kv_heads, width, d_head, projections, tensors, feeding, branch, pruned)
     _check_tensors(checkpoint, plan)
     return plan
 
 
-def _pruned(config: Mapping[str, Any], layer: int, heads: int) -> tuple[int, ...]:
+def _pruned(checkpoint: Checkpoint, config: Mapping[str, Any], layer: int, heads: int) -> tuple[int, ...]:
     """Heads that ``pruned_heads`` of the configuration says the checkpoint no longer holds."""
-    pruned = config.get("pruned_heads")
-    listed = pruned.get(str(layer)) if isinstance(pruned, dict) else None
-    return tuple(sorted({int(head) for head in listed or () if 0 <= int(head) < heads}))
+    pruned = config.get("pruned_heads") or {}
+    listed = pruned.get(str(layer), []) if isinstance(pruned, dict) else pruned
+    if not isinstance(listed, list) or any(type(head) is not int or not 0 <= head < heads for head in listed):
+        raise CheckpointError(
+            "pruned_heads does not list heads of the layer",
+            where=f"{checkpoint.source}, layer {layer}",
+            expected=f"a list of numbers from 0 to {heads - 1} by layer",
+            found=repr(listed)[:100],
+            remedy="correct the configuration the model was saved with",
+        )
+    return tuple(sorted(set(listed)))
 
 
 def expected_shapes(plan: LayerPlan) -> dict[str, tuple[int, ...]]:
     """Shape in the file, by role, that the sizes of a layer ask for."""
-    left = plan.n_heads - len(plan.pruned)
-    kv_heads = plan.n_kv_heads if plan.n_kv_heads < plan.n_heads else left
-    rows, kv_rows = left * plan.d_head, kv_heads * plan.d_head
+    rows, kv_rows = plan.stored_heads * plan.d_head, plan.stored_kv_heads * plan.d_head
     shapes: dict[str, tuple[int, ...]] = {
         "query": (rows, plan.d_model),
         "key": (kv_rows, plan.d_model),

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ingest.checkpoint import Checkpoint, TensorHeader
+from ingest.gguf_file import can_dequantize
 from ingest.safetensors_file import FLOATING
 from stats.errors import CheckpointError
 
@@ -51,17 +52,33 @@ def refuse_quantized(checkpoint: Checkpoint, config: Mapping[str, Any]) -> None:
         return
     settings = config.get("quantization_config") or checkpoint.config.get("quantization_config")
     if settings:
-        method = settings.get("quant_method") if isinstance(settings, dict) else settings
-        raise _refusal(checkpoint, SCHEMES.get(str(method), str(method)), "quantization_config in the configuration")
+        raise _refusal(checkpoint, _scheme(settings), "quantization_config in the configuration")
     for suffix, scheme in SUFFIXES:
         name = next((name for name in checkpoint.location if name.endswith(suffix)), None)
         if name is not None:
             raise _refusal(checkpoint, scheme, f"tensor {name}")
 
 
+def _scheme(settings: Any) -> str:
+    """The scheme a ``quantization_config`` names; the first bitsandbytes files did not name theirs."""
+    if not isinstance(settings, dict):
+        return "an unnamed scheme"
+    method = settings.get("quant_method", "bitsandbytes" if "load_in_8bit" in settings else "an unnamed scheme")
+    return SCHEMES.get(str(method), str(method))
+
+
 def require_floating(checkpoint: Checkpoint, header: TensorHeader) -> None:
-    """Stop when a projection is stored as integers or in a float too small to stand alone."""
-    if checkpoint.naming != "gguf" and header.dtype not in FLOATING:
+    """Stop when a tensor is stored as integers, or in a form that does not stand alone."""
+    if checkpoint.naming == "gguf":
+        if not can_dequantize(header.dtype):
+            raise CheckpointError(
+                f"values stored as {header.dtype} cannot be read",
+                where=f"{checkpoint.source}, tensor {header.name}",
+                expected="floats, or a quantisation the gguf package can undo",
+                found=header.dtype,
+                remedy="use a file in another quantisation",
+            )
+    elif header.dtype not in FLOATING:
         raise _refusal(checkpoint, f"an unknown scheme with {header.dtype} weights", f"tensor {header.name}")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import stat
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -26,6 +27,8 @@ ITEM_SIZE = {
 FLOATING = ("F64", "F32", "F16", "BF16")
 LARGEST_HEADER = 100_000_000
 """The safetensors library's own limit on the header, in bytes."""
+
+MOST_AXES = 8
 
 
 class ByteSource(Protocol):
@@ -47,14 +50,11 @@ class LocalFile:
     def __init__(self, path: Path) -> None:
         self.name = str(path)
         try:
+            if not stat.S_ISREG(path.stat().st_mode):
+                raise unopenable(self.name, "not a regular file")
             self._descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
         except OSError as error:
-            raise CheckpointError(
-                "a file of the checkpoint cannot be opened",
-                where=str(path),
-                found=error.strerror or str(error),
-                remedy="complete the download, or check the path and its permissions",
-            ) from error
+            raise unopenable(self.name, error.strerror or str(error)) from error
 
     def __del__(self) -> None:
         if hasattr(self, "_descriptor"):
@@ -67,10 +67,29 @@ class LocalFile:
     def read_into(self, offset: int, buffer: memoryview) -> None:
         filled = 0
         while filled < len(buffer):
-            count = os.preadv(self._descriptor, [buffer[filled:]], offset + filled)
+            try:
+                count = os.preadv(self._descriptor, [buffer[filled:]], offset + filled)
+            except OSError as error:
+                raise CheckpointError(
+                    "a file of the checkpoint cannot be read",
+                    where=f"{self.name}, byte {offset + filled:,}",
+                    found=error.strerror or str(error),
+                    remedy="check the disk or the network it is on, then try again",
+                ) from error
             if count == 0:
                 raise truncated(self.name, offset + len(buffer), offset + filled)
             filled += count
+
+
+def unopenable(where: str, found: str) -> CheckpointError:
+    """The error for a file that is missing or cannot be opened."""
+    return CheckpointError(
+        "a file of the checkpoint cannot be opened",
+        where=where,
+        expected="a readable file",
+        found=found,
+        remedy="complete the download, or check the path and its permissions",
+    )
 
 
 def truncated(where: str, expected: int, found: int) -> CheckpointError:
@@ -133,11 +152,11 @@ class SafetensorsFile:
         try:
             dtype, shape = str(entry["dtype"]), tuple(int(size) for size in entry["shape"])
             first, last = (int(offset) for offset in entry["data_offsets"])
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise self._malformed(f"dtype, shape and data_offsets for tensor {name}", repr(entry)[:200]) from error
         nbytes = last - first
-        if first < 0 or nbytes < 0 or any(size < 0 for size in shape):
-            raise self._malformed(f"non-negative sizes for tensor {name}", repr(entry)[:200])
+        if len(shape) > MOST_AXES or nbytes < 0 or any(not 0 <= size < 2**63 for size in (first, last, *shape)):
+            raise self._malformed(f"sizes for tensor {name} that a file can have", repr(entry)[:200])
         if dtype in ITEM_SIZE and nbytes != math.prod(shape) * ITEM_SIZE[dtype]:
             raise self._malformed(
                 f"{math.prod(shape) * ITEM_SIZE[dtype]:,} bytes for tensor {name} {list(shape)} {dtype}",

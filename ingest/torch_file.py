@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 from zipfile import is_zipfile
 
 from ingest.checkpoint import TensorHeader
-from ingest.safetensors_file import truncated
+from ingest.safetensors_file import truncated, unopenable
 from stats.errors import CheckpointError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 WRAPPERS = ("state_dict", "model", "module", "model_state_dict")
+WRAPPED_AT_MOST = 8
 CONVERT = "load it where you trust it and save it as safetensors"
 
 
@@ -34,33 +35,34 @@ class TorchFile:
         import torch
 
         path = self._path
-        if not path.is_file():
-            raise CheckpointError(
-                "a file of the checkpoint is missing", where=str(path), remedy="complete the download"
-            )
-        with path.open("rb") as stream:
-            magic = stream.read(4)
-        if magic[:2] == b"PK" and not is_zipfile(path):
+        try:
+            with path.open("rb") as stream:
+                zipped = stream.read(2) == b"PK"
+        except OSError as error:
+            raise unopenable(str(path), error.strerror or str(error)) from error
+        if zipped and not is_zipfile(path):
             raise truncated(str(path), path.stat().st_size + 1, path.stat().st_size)
         try:
-            loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=magic[:2] == b"PK")
-        except pickle.UnpicklingError as error:
+            loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
+        except pickle.UnpicklingError as error:  # its context names the code that was refused
             raise CheckpointError(
-                "the pickle needs code to load, and code from a checkpoint is never run",
+                "the pickle needs code to load, or is damaged; code from a checkpoint is never run",
                 where=str(path),
                 expected="tensors and plain containers",
-                found=_first_lines(error),
+                found=_first_sentence(error.__context__ or error),
                 remedy=CONVERT,
             ) from error
-        except (RuntimeError, EOFError, ValueError, OSError, AssertionError) as error:
+        except Exception as error:  # what the unpickler raises on damage depends on where it is
             raise CheckpointError(
                 "the file is not a readable PyTorch checkpoint",
                 where=str(path),
                 expected="a complete file written by torch.save",
-                found=_first_lines(error),
+                found=f"{type(error).__name__}: {_first_sentence(error)}",
                 remedy="download the file again, or " + CONVERT,
             ) from error
-        while isinstance(loaded, dict):
+        for _ in range(WRAPPED_AT_MOST):
+            if not isinstance(loaded, dict):
+                break
             inner = next((loaded[key] for key in WRAPPERS if isinstance(loaded.get(key), dict)), None)
             if inner is None:
                 return loaded
@@ -100,5 +102,6 @@ _DTYPE_NAMES = {
 }
 
 
-def _first_lines(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200]
+def _first_sentence(error: BaseException) -> str:
+    """What went wrong, without torch's advice on how to run the code after all."""
+    return " ".join(str(error).split()).partition(". ")[0][:200]

@@ -133,8 +133,8 @@ class Atlas:
         if rows.is_empty():
             names = self.sql("SELECT model FROM models ORDER BY model")["model"].to_list()
             raise QueryError(f"no model named {model!r}", expected="one of " + ", ".join(names), found=model)
-        matching = rows.filter((pl.col("operator") == operator) & (pl.lit(stack is None) | (pl.col("stack") == stack)))
-        if matching.height != 1:
+        matching = [row for row in rows.rows() if row[1] == operator and stack in (None, row[2])]
+        if len(matching) != 1:
             raise QueryError(
                 "that operator and stack do not name one group of arrays",
                 where=model,
@@ -142,7 +142,7 @@ class Atlas:
                 found=f"{operator}/{stack or 'any stack'}",
                 remedy="say which with operator and stack",
             )
-        group, _, found = matching.row(0)
+        group, _, found = matching[0]
         return zarr.open_group(str(self._store.arrays_path / group / operator / found), mode="r")
 
     def closure(

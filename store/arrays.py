@@ -9,15 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import zarr
 from zarr.codecs import BloscCodec, BloscShuffle
 
-from ingest.pipeline import LayerMeasurement
 from ingest.plan import LayerPlan
 from stats.registry import HEAD_STATISTICS, PAIR_STATISTICS, QK_STATISTICS, SPECTRA, STATUS_REASONS, Statistic
+
+if TYPE_CHECKING:
+    from ingest.pipeline import LayerMeasurement
 
 COMPRESSOR = BloscCodec(cname="zstd", clevel=5, shuffle=BloscShuffle.bitshuffle)
 EIGENVALUE = Statistic(
@@ -52,7 +54,12 @@ ARRAYS: dict[str, tuple[Statistic, tuple[str, ...]]] = {
 }
 """Every stored array with its declaration and axis names."""
 
-SIZES = ("n_heads", "n_kv_heads", "d_model", "d_head")
+SIZES = {
+    "n_heads": "query heads of the layer",
+    "n_kv_heads": "key/value heads of the layer",
+    "d_model": "width of the residual stream",
+    "d_head": "width of a head's value",
+}
 
 
 class StackWriter:
@@ -143,7 +150,11 @@ class StackWriter:
         for name, array in self._small.items():
             if name == "reason":
                 meanings = [reason or "ok" for reason in STATUS_REASONS]
-                attributes = {"flag_values": list(range(len(meanings))), "flag_meanings": " ".join(meanings)}
+                attributes = {
+                    "long_name": "why closure is undefined",
+                    "flag_values": list(range(len(meanings))),
+                    "flag_meanings": " ".join(meanings),
+                }
                 self._write(name, array.astype(np.int8), HEAD_AXES, attributes)
             elif name == "rank":
                 self._write(name, array.astype(np.int32))
@@ -152,9 +163,9 @@ class StackWriter:
         self._write("kv_head", self._kv_head, HEAD_AXES, {"long_name": "value and key projection a head reads"})
         layers = np.array([plan.layer for plan in self._plans], np.int32)
         self._write("layer", layers, ("layer",), {"long_name": "layer number in the checkpoint"})
-        for name in SIZES:
+        for name, meaning in SIZES.items():
             sizes = np.array([getattr(plan, name) for plan in self._plans], np.int32)
-            self._write(name, sizes, ("layer",))
+            self._write(name, sizes, ("layer",), {"long_name": meaning})
 
     def _write(
         self,

@@ -185,3 +185,14 @@ def array_group_name(model: str, created_at: datetime, content_hash: str) -> str
     readable = re.sub(r"[^A-Za-z0-9._-]+", "-", model).strip("-.")[:60]
     unique = hashlib.sha256(f"{model}\0{created_at.isoformat()}\0{content_hash}".encode()).hexdigest()[:8]
     return f"{readable}-{unique}" if readable else unique
+
+
+def unknown_model(store: AtlasStore, model: str) -> StoreError:
+    """The error for a name the store does not hold."""
+    return StoreError(
+        f"no model named {model!r}",
+        where=str(store.root),
+        expected="one of " + (", ".join(store.models()) or "none: the store is empty"),
+        found=model,
+        remedy="list the models with: headatlas models",
+    )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -170,21 +172,41 @@ def _publish(
                     remedy=OTHER_NAME,
                 )
             group = stored.array_group
-            for operator in plan.operators:
-                (staging / operator).replace(store.arrays_path / group / operator)
         else:
             write_group(staging, _model_facts(plan, identity, digests, hashes))
             group = array_group_name(identity.model, created_at, hashes.content)
-            staging.replace(store.arrays_path / group)
-        for operator in plan.operators:
-            seal(store, group, operator)
-        publish_rows(store, identity.model, group)
+        with _withdrawn_on_failure(store, identity.model, group, plan.operators):
+            if adding:
+                for operator in plan.operators:
+                    shutil.rmtree(store.arrays_path / group / operator, ignore_errors=True)
+                    (staging / operator).replace(store.arrays_path / group / operator)
+            else:
+                staging.replace(store.arrays_path / group)
+            for operator in plan.operators:
+                seal(store, group, operator)
+            publish_rows(store, identity.model, group)
         if stored is not None and not adding:
             store.drop_group(stored.array_group)
     same = [name for name, other in models.items() if other.content_hash == hashes.content]
     seconds = time.perf_counter() - started
     others = tuple(name for name in same if name != identity.model)
     return Outcome("ingested", identity.model, plan.operators, plan.bytes_to_read, seconds, others)
+
+
+@contextmanager
+def _withdrawn_on_failure(store: AtlasStore, model: str, group: str, operators: tuple[Operator, ...]) -> Iterator[None]:
+    """Take what was put in place out again, unless the catalogue names it by then."""
+    try:
+        yield
+    except BaseException:
+        stored = store.models().get(model)
+        if stored is None or stored.array_group != group:
+            store.drop_group(group)
+            raise
+        for operator in set(operators).difference(stored.gain_hash):
+            store.manifest_path(group, operator).unlink(missing_ok=True)
+            shutil.rmtree(store.arrays_path / group / operator, ignore_errors=True)
+        raise
 
 
 def _model_facts(plan: Plan, identity: Identity, digests: list[LayerDigests], hashes: ModelHashes) -> dict[str, Any]:

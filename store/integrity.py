@@ -19,10 +19,10 @@ import numpy as np
 import polars as pl
 import zarr
 
-from stats.errors import HeadatlasError, StoreError
+from stats.errors import HeadatlasError
 from store import catalogue
 from store.arrays import read_stack
-from store.atlas import AtlasStore
+from store.atlas import AtlasStore, unknown_model
 from store.rows import catalogue_rows
 from store.tables import TABLES
 
@@ -121,17 +121,6 @@ def remove(store: AtlasStore, model: str) -> None:
             raise unknown_model(store, model)
         catalogue.change(store.catalogue_path, lambda connection: catalogue.delete(connection, model))
         store.drop_group(stored.array_group)
-
-
-def unknown_model(store: AtlasStore, model: str) -> StoreError:
-    """The error for a name the store does not hold."""
-    return StoreError(
-        f"no model named {model!r}",
-        where=str(store.root),
-        expected="one of " + (", ".join(store.models()) or "none: the store is empty"),
-        found=model,
-        remedy="list the models with: headatlas models",
-    )
 
 
 def verify(store: AtlasStore, model: str | None = None) -> Iterator[Finding]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dense
 import numpy as np
 import pytest
 import torch
@@ -13,6 +12,7 @@ from stats.errors import HeadatlasError
 from stats.factorization import RANK_CUT, checked_eigh, thin_factor
 from stats.layer import REASON_CODE, measure_layer
 from stats.registry import HEAD_STATISTICS, PAIR_STATISTICS, QK_STATISTICS
+from tests import dense
 
 CUT = RANK_CUT[torch.float64]
 INTRINSIC = [item.name for item in HEAD_STATISTICS] + ["sigma", "cosine", "eigenvalue"]

@@ -1,0 +1,77 @@
+"""Ingest against the routes that load the whole model, in one run on the same checkpoint.
+
+    python benchmarks/ingest_against_loading.py [--repeats 5]
+
+Needs models/SmolLM2-135M-Instruct.gguf (`make demo` fetches it), transformers, and for the
+TransformerLens route its package; a route whose package is missing is left out and said so. The
+routes take turns, so that a drifting machine slows all of them, and medians are compared. Every
+route must find the same number of strong heads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import tempfile
+from pathlib import Path
+
+from measuring import ROOT, Run, medians, python, run, save
+
+GGUF = ROOT / "models" / "SmolLM2-135M-Instruct.gguf"
+HERE = Path(__file__).parent
+OFFLINE = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
+def strong_heads(store: Path) -> int:
+    """What the ingest just stored says."""
+    query = "SELECT count(*) AS strong FROM heads WHERE closure >= 0.9"
+    command = [python(), str(ROOT / "cli.py"), "sql", query, "--store", str(store), "--format", "csv"]
+    return int(run(command).output.split()[-1])
+
+
+def main() -> None:
+    """Run every route in turns and print medians and ratios."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=5)
+    repeats = parser.parse_args().repeats
+    with tempfile.TemporaryDirectory() as temporary:
+        directory = Path(temporary) / "SmolLM2-135M-Instruct"
+        run([python(), str(HERE / "smollm2_directory.py"), str(GGUF), str(directory)])
+        weights = directory / "model.safetensors"
+        cli = [python(), str(ROOT / "cli.py"), "ingest"]
+        routes = {
+            "ingest, safetensors": ([*cli, str(directory)], weights),
+            "ingest, GGUF": ([*cli, str(GGUF)], GGUF),
+            "transformers and a loop": ([python(), str(HERE / "route_transformers.py"), str(directory)], weights),
+            "transformers and a loop, GGUF": ([python(), str(HERE / "route_transformers.py"), str(GGUF)], GGUF),
+        }
+        if importlib.util.find_spec("transformer_lens"):
+            routes["TransformerLens"] = ([python(), str(HERE / "route_transformerlens.py"), str(directory)], weights)
+        else:
+            print("TransformerLens is not installed: its route is left out")
+        runs: dict[str, list[Run]] = {name: [] for name in routes}
+        for repeat in range(repeats + 1):
+            for name, (command, weights) in routes.items():
+                store = Path(temporary) / f"{len(runs[name])}-{repeat}-{name}".replace(" ", "-")
+                own = "cli.py" in command[1]
+                done = run([*command, "--store", str(store)] if own else command, [weights], OFFLINE)
+                strong = strong_heads(store) if own else int(done.output.split()[-1])
+                assert strong == 13, f"{name} finds {strong} strong heads"
+                if repeat:
+                    runs[name].append(done)
+        figures = {name: medians(done) for name, done in runs.items()}
+    ours = figures["ingest, safetensors"]
+    print(f"{'route':<30} {'wall s':>8} {'peak MiB':>9} {'fetched MB':>11}   ratio of ingest to it")
+    for name, figure in figures.items():
+        base = figures["ingest, GGUF"] if name.endswith("GGUF") else ours
+        ratios = ", ".join(f"{base[key] / figure[key]:.2f}" for key in ("wall_seconds", "peak_mib", "fetched_bytes"))
+        print(
+            f"{name:<30} {figure['wall_seconds']:8.2f} {figure['peak_mib']:9.0f} "
+            f"{figure['fetched_bytes'] / 1e6:11.1f}   {ratios}"
+        )
+    path = save("ingest_against_loading", {"repeats": repeats, "medians": figures})
+    print(f"written to {path.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()

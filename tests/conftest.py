@@ -1,0 +1,34 @@
+"""Fixtures shared by the tests: a small checkpoint and a small store."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests import checkpoints
+from tests.ingesting import ingest_into
+
+
+@pytest.fixture
+def llama_directory(tmp_path: Path) -> Path:
+    """A grouped-query checkpoint of 3 layers, 4 heads, 2 value heads."""
+    return checkpoints.save_safetensors(checkpoints.llama(layers=3), tmp_path / "tiny-llama")
+
+
+@pytest.fixture(scope="session")
+def sealed_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The store that ``store_path`` copies, made once."""
+    root = tmp_path_factory.mktemp("sealed")
+    store = root / "atlas"
+    llama = checkpoints.save_safetensors(checkpoints.llama(layers=3), root / "tiny-llama")
+    ingest_into(store, llama, "llama", ("raw", "folded"))
+    ingest_into(store, checkpoints.save_safetensors(checkpoints.bert(), root / "tiny-bert"), "bert")
+    return store
+
+
+@pytest.fixture
+def store_path(tmp_path: Path, sealed_store: Path) -> Path:
+    """A store with that checkpoint under ``llama``, both operators, and a BERT under ``bert``."""
+    return Path(shutil.copytree(sealed_store, tmp_path / "atlas"))

@@ -1,0 +1,290 @@
+"""Head operators read from a checkpoint equal what the running model does, for every family."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from ingest.factors import head_factors, read_weights
+from ingest.families import FAMILIES
+from ingest.plan import LayerPlan, Operator, Plan, plan_checkpoint
+from ingest.source import open_checkpoint
+from stats.errors import CheckpointError
+from tests.probing import ProbedBlock, probe
+
+EXACT, ROUNDED = 1e-10, 1e-6
+"""Tolerances in float64, and where the model itself rounds to float32: in softmax and some norms."""
+
+WEIGHTS, CONFIG = "model.safetensors", "config.json"
+
+WIDTH, N_HEADS, N_LAYERS = 64, 4, 2
+SIZES = {
+    "vocab_size": 131,
+    "hidden_size": WIDTH,
+    "num_hidden_layers": N_LAYERS,
+    "num_attention_heads": N_HEADS,
+    "intermediate_size": 96,
+    "max_position_embeddings": 256,
+    "sliding_window": 256,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "use_cache": False,
+}
+GROUPED = {"num_key_value_heads": 2, "head_dim": 24}
+ENCODER = {"auto": "AutoModelForMaskedLM", "attention": "attention", "projection": "attention.output.dense"}
+ALBERT = {**ENCODER, "projection": "attention.dense"}
+OPT = {"projection": "self_attn.out_proj"}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A model to build: its class and configuration, and two modules of a layer by path.
+
+    ``post_norm`` says that attention reads the residual stream and writes to it through no norm.
+    """
+
+    model_type: str
+    config: Mapping[str, Any] = field(default_factory=dict)
+    auto: str = "AutoModelForCausalLM"
+    attention: str = "self_attn"
+    projection: str = "self_attn.o_proj"
+    n_blocks: int = N_LAYERS
+    post_norm: bool = False
+
+
+VARIANTS = {
+    "llama": Variant("llama", GROUPED),
+    "llama-biases": Variant("llama", {**GROUPED, "attention_bias": True}),
+    "llama-one-kv-head": Variant("llama", {"num_key_value_heads": 1}),
+    "mistral": Variant("mistral", GROUPED),
+    "mixtral": Variant("mixtral", {**GROUPED, "num_local_experts": 4}),
+    "qwen2": Variant("qwen2", GROUPED),
+    "qwen3": Variant("qwen3", GROUPED),
+    "gemma": Variant("gemma", GROUPED),
+    "gemma2": Variant("gemma2", {**GROUPED, "attn_logit_softcapping": None}),
+    "gemma3_text": Variant("gemma3_text", {**GROUPED, "layer_types": ["sliding_attention", "full_attention"]}),
+    "olmo": Variant("olmo", GROUPED),
+    "olmo2": Variant("olmo2", GROUPED),
+    "phi3": Variant("phi3", GROUPED),
+    "smollm3": Variant("smollm3", GROUPED),
+    "gpt_neox": Variant("gpt_neox", attention="attention", projection="attention.dense"),
+    "gpt2": Variant("gpt2", attention="attn", projection="attn.c_proj"),
+    "opt": Variant("opt", {"ffn_dim": 96, "word_embed_proj_dim": WIDTH}, **OPT),
+    "opt-post-norm": Variant(
+        "opt", {"ffn_dim": 96, "word_embed_proj_dim": 32, "do_layer_norm_before": False}, **OPT, post_norm=True
+    ),
+    "bert": Variant("bert", **ENCODER, post_norm=True),
+    "roberta": Variant("roberta", **ENCODER, post_norm=True),
+    "xlm-roberta": Variant("xlm-roberta", **ENCODER, post_norm=True),
+    "camembert": Variant("camembert", **ENCODER, post_norm=True),
+    "albert": Variant("albert", {"num_hidden_groups": 2, "inner_group_num": 1}, **ALBERT, post_norm=True),
+    "albert-inner-blocks": Variant(
+        "albert", {"num_hidden_groups": 2, "inner_group_num": 2}, **ALBERT, n_blocks=4, post_norm=True
+    ),
+    "vit": Variant(
+        "vit",
+        {"image_size": 16, "patch_size": 8},
+        auto="AutoModelForImageClassification",
+        attention="attention",
+        projection="attention.o_proj",
+    ),
+}
+PRE_NORM = [name for name, variant in VARIANTS.items() if not variant.post_norm]
+POST_NORM = [name for name, variant in VARIANTS.items() if variant.post_norm]
+every_variant = pytest.mark.parametrize("name", VARIANTS)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A saved model, the same model saved without its head, and what probing it found."""
+
+    folder: Path
+    headless: Path
+    base_prefix: str
+    blocks: list[ProbedBlock]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Matrices this small gain nothing from more threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def subject(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Subject]:
+    """Builds, saves and probes a variant at first use."""
+
+    @cache
+    def make(name: str) -> Subject:
+        variant, folder = VARIANTS[name], tmp_path_factory.mktemp(name)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            model = random_model(variant)
+            model.save_pretrained(folder / "whole")
+            model.base_model.save_pretrained(folder / "headless")
+            blocks = probe(model.double(), variant.attention, variant.projection)
+        return Subject(folder / "whole", folder / "headless", f"{model.base_model_prefix}.", blocks)
+
+    return make
+
+
+def random_model(variant: Variant) -> Any:
+    """A tiny model in float32 whose biases, gains and matrices are all random."""
+    import transformers
+
+    config = transformers.AutoConfig.for_model(variant.model_type, **SIZES, **variant.config)
+    model = getattr(transformers, variant.auto).from_config(
+        config, attn_implementation="eager", experts_implementation="eager"
+    )
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter += 0.3 * torch.randn_like(parameter)
+            else:
+                parameter.copy_(0.2 * torch.randn_like(parameter))
+    return model.eval()
+
+
+def plan(folder: Path, *operators: Operator) -> Plan:
+    return plan_checkpoint(open_checkpoint(str(folder)), operators)
+
+
+def layers_below(prefix: str, planned: Plan) -> list[LayerPlan]:
+    """Planned layers, their tensors named without a prefix."""
+    return [
+        replace(layer, tensors={role: name.removeprefix(prefix) for role, name in layer.tensors.items()})
+        for layer in planned.layers
+    ]
+
+
+def measure(folder: Path, operator: Operator) -> list[tuple[Tensor, Tensor]]:
+    """``O V^T`` and ``Q K^T`` (head, d_model, d_model) of every layer, from the checkpoint."""
+    planned = plan(folder, operator)
+    assert not planned.skipped
+    measured = []
+    for layer in planned.layers:
+        weights = read_weights(planned.checkpoint, layer)
+        factors = head_factors(weights, layer, operator, torch.device("cpu"), torch.float64)
+        value, key = factors.value[factors.kv_head], factors.key[factors.kv_head]
+        measured.append((factors.output @ value.mT, factors.query @ key.mT))
+    return measured
+
+
+def largest_error(measured: Tensor, probed: Tensor) -> Tensor:
+    """Largest absolute error of each head's matrix."""
+    return (measured - probed).abs().amax((1, 2))
+
+
+def misalignment(measured: Tensor, probed: Tensor) -> Tensor:
+    """One minus the cosine of each head's matrices; blind to a positive factor."""
+    return 1 - torch.cosine_similarity(measured.flatten(1), probed.flatten(1))
+
+
+def test_every_family_has_a_variant() -> None:
+    assert {variant.model_type for variant in VARIANTS.values()} == set(FAMILIES)
+
+
+@every_variant
+def test_operators_are_those_of_the_running_heads(name: str, subject: Callable[[str], Subject]) -> None:
+    probed = subject(name).blocks
+    assert len(probed) == VARIANTS[name].n_blocks
+    for (ov, qk), block in zip(measure(subject(name).folder, "raw"), probed, strict=True):
+        assert largest_error(ov, block.ov).max() < EXACT
+        assert misalignment(qk, block.qk).max() < ROUNDED
+
+
+@pytest.mark.parametrize("name", PRE_NORM)
+def test_folded_operators_contain_the_running_norms(name: str, subject: Callable[[str], Subject]) -> None:
+    for (ov, qk), block in zip(measure(subject(name).folder, "folded"), subject(name).blocks, strict=True):
+        folded_ov, folded_qk = block.folded()
+        assert largest_error(ov, folded_ov).max() < ROUNDED
+        assert misalignment(qk, folded_qk).max() < ROUNDED
+
+
+@pytest.mark.parametrize("name", POST_NORM)
+def test_nothing_is_folded_where_no_norm_touches_attention(name: str, subject: Callable[[str], Subject]) -> None:
+    assert all(block.feeding is None and block.branch is None for block in subject(name).blocks)
+    with pytest.raises(CheckpointError, match="no folded operator"):
+        plan(subject(name).folder, "folded")
+
+
+@every_variant
+def test_operators_and_attention_number_heads_alike(name: str, subject: Callable[[str], Subject]) -> None:
+    for (ov, _), block in zip(measure(subject(name).folder, "raw"), subject(name).blocks, strict=True):
+        sample = block.sample
+        by_head = sample.weights @ sample.tokens @ ov.mT
+        torch.testing.assert_close(by_head.sum(0), sample.written, rtol=0, atol=ROUNDED)
+        shifted = sample.weights.roll(1, 0) @ sample.tokens @ ov.mT
+        assert (shifted.sum(0) - sample.written).abs().max() > 0.1
+
+
+@every_variant
+def test_shifted_heads_are_noticed(name: str, subject: Callable[[str], Subject]) -> None:
+    for (ov, qk), block in zip(measure(subject(name).folder, "raw"), subject(name).blocks, strict=True):
+        assert largest_error(ov.roll(1, 0), block.ov).min() > 0.1
+        assert misalignment(qk.roll(1, 0), block.qk).min() > 0.1
+
+
+@pytest.mark.parametrize("name", PRE_NORM)
+def test_folding_changes_the_operators(name: str, subject: Callable[[str], Subject]) -> None:
+    folder = subject(name).folder
+    for (raw, _), (folded, _) in zip(measure(folder, "raw"), measure(folder, "folded"), strict=True):
+        assert largest_error(raw, folded).min() > 0.01
+
+
+@every_variant
+def test_a_save_without_the_head_gives_the_same_plan(name: str, subject: Callable[[str], Subject]) -> None:
+    saved = subject(name)
+    operator: Operator = "raw" if VARIANTS[name].post_norm else "folded"
+    whole, headless = plan(saved.folder, operator), plan(saved.headless, operator)
+    assert layers_below(saved.base_prefix, whole) == list(headless.layers)
+
+
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod."])
+@every_variant
+def test_wrapper_prefixes_give_the_same_plan(
+    name: str, prefix: str, subject: Callable[[str], Subject], tmp_path: Path
+) -> None:
+    folder = subject(name).folder
+    tensors = load_file(folder / WEIGHTS)
+    save_file({prefix + tensor: values for tensor, values in tensors.items()}, tmp_path / WEIGHTS)
+    shutil.copy(folder / CONFIG, tmp_path)
+    assert layers_below(prefix, plan(tmp_path, "raw")) == list(plan(folder, "raw").layers)
+
+
+@pytest.mark.parametrize(
+    ("vision_output", "ignored"), [("out_proj", ()), ("o_proj", ("vision_tower.vision_model.encoder.",))]
+)
+@pytest.mark.parametrize("text", ["language_model.model.", "model.language_model."])
+def test_text_stack_is_found_beside_a_vision_tower(
+    text: str, vision_output: str, ignored: tuple[str, ...], subject: Callable[[str], Subject], tmp_path: Path
+) -> None:
+    folder = subject("gemma3_text").folder
+    tensors = {text + name.removeprefix("model."): values for name, values in load_file(folder / WEIGHTS).items()}
+    for layer in range(N_LAYERS + 1):
+        for projection in ("q_proj", "k_proj", "v_proj", vision_output):
+            name = f"vision_tower.vision_model.encoder.layers.{layer}.self_attn.{projection}.weight"
+            tensors[name] = torch.ones(WIDTH, WIDTH)
+    save_file(tensors, tmp_path / WEIGHTS)
+    text_config = json.loads((folder / CONFIG).read_text())
+    (tmp_path / CONFIG).write_text(json.dumps({"model_type": "gemma3", "text_config": text_config}))
+
+    planned = plan(tmp_path, "raw", "folded")
+    assert planned.recognised_by == "text_config.model_type"
+    assert planned.ignored_prefixes == ignored
+    for (ov, _), block in zip(measure(tmp_path, "raw"), subject("gemma3_text").blocks, strict=True):
+        assert largest_error(ov, block.ov).max() < EXACT
