@@ -66,7 +66,7 @@ def run(command: Sequence[str], cold: Sequence[Path] = (), environment: Mapping[
 
 def medians(runs: Sequence[Run]) -> dict[str, float]:
     """Median of every figure over repeated runs."""
-    return {name: median(asdict(item)[name] for item in runs) for name in ("wall_seconds", "peak_mib", "fetched_bytes")}
+    return {name: median(asdict(item)[name] for item in runs) for name in ("wall_seconds", "peak_mib")}
 
 
 def machine() -> dict[str, str | int]:

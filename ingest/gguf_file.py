@@ -135,7 +135,7 @@ class GgufFile:
                 position += 8 + length(buffer, position)[0]
             cursor.skip(position - cursor.position)
             return None
-        return [self._value(cursor, kind, nested + 1) for _ in range(min(count, cursor.size))]
+        return [self._value(cursor, kind, nested + 1) for _ in range(count)]
 
     def _record(self, cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
         name, n_dims = cursor.text(), cursor.scalar("I")

@@ -898,6 +898,16 @@ def test_a_failure_while_publishing_leaves_no_trace(
     assert invoke("verify", "--store", filled).exit_code == 0
 
 
+def test_what_a_crash_left_of_an_operator_is_no_obstacle(tmp_path: Path, filled: Path) -> None:
+    path = save_safetensors(llama(seed=7), tmp_path / "kept")
+    group = AtlasStore.open(filled).models()["kept"].array_group
+    debris = filled / "arrays.zarr" / group / "folded" / "decoder"
+    debris.mkdir(parents=True)
+    (debris / "half").write_text("written")
+    assert invoke("ingest", path, "--store", filled, "--operator", "both").exit_code == 0
+    assert invoke("verify", "--store", filled).exit_code == 0
+
+
 SLOW_COMMAND_LINE = """
 import signal, time
 import cli, ingest.pipeline
