@@ -147,7 +147,7 @@ def head_factors(
     def heads(w: Tensor, count: int) -> Tensor:
         return w.to(device=device, dtype=dtype).view(count, -1, w.shape[-1]).mT
 
-    output = weights.w_o.to(device=device, dtype=dtype).view(plan.d_model, plan.n_heads, -1).transpose(0, 1)
+    output = heads(weights.w_o.mT.contiguous(), plan.n_heads)
     kv_heads = plan.n_kv_heads
     value, key = heads(weights.w_v, kv_heads), heads(weights.w_k, kv_heads)
     query = heads(weights.w_q, plan.n_heads)

@@ -32,19 +32,16 @@ def rounding_cut(dtype: torch.dtype, d_head: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ThinFactor:
-    """``X = basis @ root`` with orthonormal columns of ``basis`` on the support of ``X``.
+    """``X = basis^T root`` with orthonormal rows of ``basis`` on the support of ``X``.
 
-    ``basis`` (n, d_model, d_head) in the dtype of X; columns outside the support are zero.
-    ``root`` (n, d_head, d_head) and ``sigma`` (n, d_head), descending, in float64.
+    ``basis`` (n, d_head, d_model) holds ``Q^T`` in the dtype of X: products run fastest along
+    d_model when it is contiguous. Rows outside the support are zero. ``root`` (n, d_head, d_head)
+    and ``sigma`` (n, d_head), descending, are in float64.
     """
 
     basis: Tensor
     root: Tensor
     sigma: Tensor
-
-    def take(self, index: Tensor | slice) -> ThinFactor:
-        """The same factors at ``index`` along the first axis."""
-        return ThinFactor(self.basis[index], self.root[index], self.sigma[index])
 
 
 def checked_eigh(gram: Tensor) -> tuple[Tensor, Tensor]:
@@ -79,13 +76,14 @@ def thin_factor(x: Tensor, rank_cut: float) -> ThinFactor:
         x: (n, d_model, d_head), finite, float64 or float32.
         rank_cut: singular values at or below ``rank_cut`` times the largest are taken as zero.
     """
-    values, vectors = checked_eigh((x.mT @ x).double())
+    rows = x.mT.contiguous()
+    values, vectors = checked_eigh((rows @ rows.mT).double())
     sigma = values.clamp_min(0).sqrt()
     largest = sigma.amax(-1, keepdim=True)
     kept = sigma > rank_cut * largest
     inverse = torch.where(kept, 1 / torch.where(kept, sigma, 1.0), 0.0)
     root = (sigma * kept).unsqueeze(-1) * vectors.mT
-    basis = x @ (vectors * inverse.unsqueeze(-2)).to(x.dtype)
+    basis = (vectors * inverse.unsqueeze(-2)).mT.to(x.dtype) @ rows
     sigma = sigma.flip(-1)
     again = torch.nonzero(sigma[:, -1] * WELL_CONDITIONED <= sigma[:, 0]).flatten()
     if len(again):
@@ -95,12 +93,12 @@ def thin_factor(x: Tensor, rank_cut: float) -> ThinFactor:
 
 
 def _second_pass(basis: Tensor, root: Tensor, dropped: Tensor) -> tuple[Tensor, Tensor]:
-    """Orthonormalise columns that are nearly so; ``dropped`` (n, d_head) marks the zero ones."""
-    remainder = (basis.mT @ basis).double() + torch.diag_embed(dropped.double())
+    """Orthonormalise rows that are nearly so; ``dropped`` (n, d_head) marks the zero ones."""
+    remainder = (basis @ basis.mT).double() + torch.diag_embed(dropped.double())
     lower = torch.linalg.cholesky(remainder)
     identity = torch.eye(lower.shape[-1], dtype=lower.dtype, device=lower.device)
     inverse_lower = torch.linalg.solve_triangular(lower, identity.expand_as(lower), upper=False)
-    return basis @ inverse_lower.mT.to(basis.dtype), lower.mT @ root
+    return inverse_lower.to(basis.dtype) @ basis, lower.mT @ root
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,3 +122,14 @@ def principal_coordinates(transport: Tensor, overlap: Tensor) -> PrincipalCoordi
     """
     left, cosine, right_t = torch.linalg.svd(overlap)
     return PrincipalCoordinates(right_t @ transport @ left, cosine.clamp(max=1.0))
+
+
+def overlaps(left: Tensor, basis: Tensor) -> Tensor:
+    """Inner products of one basis with several: ``left basis^T`` (n, d_head, d_head), float64.
+
+    Args:
+        left: ``Q^T`` (d_head, d_model) of one factor.
+        basis: ``Q^T`` (n, d_head, d_model) of others.
+    """
+    products = basis.flatten(0, 1) @ left.mT
+    return products.view(len(basis), -1, left.shape[0]).mT.double()

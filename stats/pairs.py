@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from stats.closure import closure, frobenius, inner, unit
-from stats.factorization import ThinFactor, rounding_cut
+from stats.factorization import ThinFactor, overlaps, rounding_cut
 
 
 def pair_statistics(output: ThinFactor, value: ThinFactor, kv_head: Tensor) -> tuple[dict[str, Tensor], Tensor]:
@@ -28,12 +28,12 @@ def pair_statistics(output: ThinFactor, value: ThinFactor, kv_head: Tensor) -> t
         ``Q_V^T Q_O`` (head, d_head, d_head) of the matched factors. The diagonal of every closure
         is the head's own closure.
     """
-    n_heads, _, d_head = output.basis.shape
+    n_heads, d_head, _ = output.basis.shape
     dtype = output.basis.dtype
     cut = rounding_cut(dtype, d_head)
     transport, norm = unit(output.root @ value.root.mT[kv_head])
     alive = norm > cut * frobenius(output.root) * frobenius(value.root)[kv_head]
-    written = output.basis @ transport.to(dtype)
+    written = transport.mT.to(dtype) @ output.basis
 
     mismatch = norm.new_empty((n_heads, value.basis.shape[0]))
     right = norm.new_empty((n_heads, n_heads))
@@ -41,13 +41,13 @@ def pair_statistics(output: ThinFactor, value: ThinFactor, kv_head: Tensor) -> t
     product_norm = torch.empty_like(right)
     matched = torch.empty_like(transport)
     for group in range(value.basis.shape[0]):
-        overlap = (value.basis[group].mT @ output.basis).double()
+        overlap = overlaps(value.basis[group], output.basis)
         mismatch[:, group] = _mismatch_closure(output, value.root[group], overlap, cut)
         members = torch.nonzero(kv_head == group).flatten()
         matched[members] = overlap[members]
         reading = overlap @ transport
-        values_overlap = (value.basis[group].mT @ value.basis).double()
-        returned = (written @ reading.mT.to(dtype)).flatten(1)
+        values_overlap = overlaps(value.basis[group], value.basis)
+        returned = (reading.to(dtype) @ written).flatten(1)
         left[members] = (written[members].flatten(1) @ returned.mT).double()
         for head in members.tolist():
             product = transport[head] @ reading

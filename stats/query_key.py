@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from stats.closure import inner, unit
-from stats.factorization import ThinFactor
+from stats.factorization import ThinFactor, overlaps
 from stats.spectra import participation
 
 
@@ -45,8 +45,9 @@ def query_key_statistics(query: ThinFactor, key: ThinFactor, kv_head: Tensor) ->
 
 def _overlaps(query_basis: Tensor, key_basis: Tensor, kv_head: Tensor) -> Tensor:
     """``Q_K^T Q_Q`` (head, d_head, d_head) in float64, one key head at a time."""
-    overlap = query_basis.new_empty((query_basis.shape[0], key_basis.shape[-1], query_basis.shape[-1]))
-    for group in range(key_basis.shape[0]):
-        members = kv_head == group
-        overlap[members] = key_basis[group].mT @ query_basis[members]
-    return overlap.double()
+    n_heads, d_head, _ = query_basis.shape
+    overlap = torch.empty((n_heads, d_head, d_head), dtype=torch.float64, device=query_basis.device)
+    for group in range(len(key_basis)):
+        members = torch.nonzero(kv_head == group).flatten()
+        overlap[members] = overlaps(key_basis[group], query_basis[members])
+    return overlap

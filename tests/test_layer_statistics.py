@@ -229,13 +229,13 @@ def test_condition_1e6_has_full_factor_rank_and_rank_deficiency_is_seen() -> Non
     left = torch.linalg.qr(torch.randn(96, 8, generator=generator, dtype=torch.float64))[0]
     full = thin_factor((left * torch.logspace(0, -6, 8, dtype=torch.float64))[None], CUT)
     assert (full.sigma > 0).all()
-    np.testing.assert_allclose(full.basis[0].T @ full.basis[0], np.eye(8), atol=1e-12)
+    np.testing.assert_allclose(full.basis[0] @ full.basis[0].T, np.eye(8), atol=1e-12)
     low = torch.randn(96, 3, generator=generator, dtype=torch.float64) @ torch.randn(
         3, 8, generator=generator, dtype=torch.float64
     )
     factor = thin_factor(low[None], CUT)
     assert int((factor.sigma[0] > CUT * factor.sigma[0, 0]).sum()) == 3
-    np.testing.assert_allclose((factor.basis @ factor.root)[0], low, atol=1e-10)
+    np.testing.assert_allclose((factor.basis.mT @ factor.root)[0], low, atol=1e-10)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
