@@ -26,6 +26,9 @@ from stats.layer import REASON_CODE, measure_layer
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
+WAITING = 3
+"""Layers submitted per worker: one being measured, the others queued or waiting to be stored."""
+
 FLOAT64_COPIES = 9
 """Copies of a layer's projections in the compute dtype alive at the peak, measured, rounded up."""
 
@@ -132,10 +135,11 @@ def _cores() -> int:
 
 
 def _in_order(items: Sequence[Item], work: Callable[[Item], Result], workers: int) -> Iterator[Result]:
-    """Results of ``work`` in the order of ``items``, at most ``workers`` in flight or waiting.
+    """Results of ``work`` in the order of ``items``, ``workers`` at once.
 
-    Each worker thread computes with one thread. When the consumer stops early, pending work is
-    dropped and the thread setting of the process is restored.
+    A few results may wait for the consumer, so that no worker waits while it writes. Each worker
+    thread computes with one thread. When the consumer stops early, pending work is dropped and the
+    thread setting of the process is restored.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -143,7 +147,7 @@ def _in_order(items: Sequence[Item], work: Callable[[Item], Result], workers: in
     pending: deque[Future[Result]] = deque()
     try:
         for item in items:
-            if len(pending) == workers:
+            if len(pending) == WAITING * workers:
                 yield pending.popleft().result()
             pending.append(pool.submit(work, item))
         while pending:
