@@ -4,9 +4,10 @@
 
 Needs models/SmolLM2-135M-Instruct.gguf (`make demo` fetches it), transformers, and for the
 TransformerLens route its package; a route whose package is missing is left out and said so. The
-routes take turns, so that a drifting machine slows all of them, and medians are compared. Bytes are
-counted in a first round with the checkpoint out of the page cache; wall time and memory are those of
-the following rounds, with it in. Every route must find the same number of strong heads.
+routes take turns, so that a drifting machine slows all of them, and medians are compared. A first
+round warms the libraries up; bytes are counted in a second one, with the checkpoint out of the page
+cache; wall time and memory are those of the following rounds, with it in. Every route must find the
+same number of strong heads.
 """
 
 from __future__ import annotations
@@ -52,18 +53,18 @@ def main() -> None:
             print("TransformerLens is not installed: its route is left out")
         runs: dict[str, list[Run]] = {name: [] for name in routes}
         fetched: dict[str, int] = {}
-        for repeat in range(repeats + 1):
+        for repeat in range(repeats + 2):
             for name, (command, weights) in routes.items():
                 store = Path(temporary) / f"{len(runs[name])}-{repeat}-{name}".replace(" ", "-")
                 own = "cli.py" in command[1]
-                cold = [] if repeat else [weights]
+                cold = [weights] if repeat == 1 else []
                 done = run([*command, "--store", str(store)] if own else command, cold, OFFLINE)
                 strong = strong_heads(store) if own else int(done.output.split()[-1])
                 assert strong == 13, f"{name} finds {strong} strong heads"
-                if repeat:
-                    runs[name].append(done)
-                else:
+                if repeat == 1:
                     fetched[name] = done.fetched_bytes
+                elif repeat:
+                    runs[name].append(done)
         figures = {name: {**medians(done), "fetched_bytes": fetched[name]} for name, done in runs.items()}
     ours = figures["ingest, safetensors"]
     print(f"{'route':<30} {'wall s':>8} {'peak MiB':>9} {'fetched MB':>11}   ratio of ingest to it")
