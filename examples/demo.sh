@@ -10,6 +10,7 @@ headatlas ingest "$model" --name SmolLM2-135M-Instruct --operator both
 
 say 'Closure: a sparse few heads nearly satisfy T^2 = alpha T (closure >= 0.9)'
 headatlas closure
+echo
 headatlas closure --by head --operator raw
 
 say "Mismatch: another head's values never close"

@@ -73,6 +73,13 @@ def change(path: Path, action: Callable[[duckdb.DuckDBPyConnection], None]) -> N
         with copy.open("rb") as stream:
             os.fsync(stream.fileno())
         copy.replace(path)
+    except duckdb.Error as error:
+        raise StoreError(
+            "the catalogue cannot be written",
+            where=str(path),
+            found=str(error).splitlines()[0],
+            remedy="free space or fix permissions, then try again; nothing was changed",
+        ) from error
     finally:
         copy.unlink(missing_ok=True)
         copy.with_name(copy.name + ".wal").unlink(missing_ok=True)

@@ -59,11 +59,14 @@ def seal(store: AtlasStore, group: str, operator: str) -> None:
     files = {path.relative_to(directory).as_posix(): _checksum(path) for path in _files(directory, operator)}
     target = store.manifest_path(group, operator)
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
-    with partial.open("w", encoding="utf-8") as stream:
-        json.dump({"group": group, "operator": operator, "files": files}, stream, indent=1)
-        stream.flush()
-        os.fsync(stream.fileno())
-    partial.replace(target)
+    try:
+        with partial.open("w", encoding="utf-8") as stream:
+            json.dump({"group": group, "operator": operator, "files": files}, stream, indent=1)
+            stream.flush()
+            os.fsync(stream.fileno())
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def sealed_operators(store: AtlasStore) -> dict[str, list[str]]:
