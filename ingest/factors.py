@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ingest.checkpoint import Checkpoint
-from ingest.families import Norm
+from ingest.family import Norm
 from ingest.plan import LayerPlan, Operator
 
 NORM_ROLES = ("feeding_norm", "branch_norm")
@@ -64,7 +64,14 @@ def read_weights(checkpoint: Checkpoint, plan: LayerPlan) -> LayerWeights:
 
 def split_fused(fused: Tensor, plan: LayerPlan) -> tuple[Tensor, Tensor, Tensor]:
     """Query, key and value rows of a fused matrix, heads in order."""
-    if plan.projections.layout == "interleaved":
+    layout = plan.projections.layout
+    if layout == "grouped":
+        groups = fused.view(plan.stored_kv_heads, -1, plan.d_head, fused.shape[-1])
+        return groups[:, :-2].flatten(0, 2), groups[:, -2].flatten(0, 1), groups[:, -1].flatten(0, 1)
+    if layout == "four_blocks":
+        query, value, key = fused.view(4, 3, -1, fused.shape[-1]).unbind(1)
+        return query.flatten(0, 1), key.flatten(0, 1), value.flatten(0, 1)
+    if layout == "interleaved":
         query, key, value = fused.view(plan.stored_heads, 3, plan.d_head, fused.shape[-1]).unbind(1)
         return query.flatten(0, 1), key.flatten(0, 1), value.flatten(0, 1)
     rows, kv_rows = plan.stored_heads * plan.d_head, plan.stored_kv_heads * plan.d_head
@@ -164,5 +171,5 @@ def fold(x: Tensor, norm: Norm, gain: Tensor | None) -> Tensor:
     """``x`` (n, d_model, d_head) with the linear part of a norm folded in along d_model."""
     if gain is not None:
         scale = gain.to(device=x.device, dtype=x.dtype)
-        x = x * (1 + scale if norm.kind == "rms_plus_one" else scale)[:, None]
-    return x - x.mean(1, keepdim=True) if norm.kind == "layer" else x
+        x = x * (1 + scale if norm.kind.endswith("plus_one") else scale)[:, None]
+    return x - x.mean(1, keepdim=True) if norm.kind.startswith("layer") else x

@@ -10,7 +10,8 @@ from functools import cached_property
 from typing import Any, Literal
 
 from ingest.checkpoint import Checkpoint, TensorHeader
-from ingest.families import FAMILIES, GGUF_FAMILIES, Family, Norm, Projections
+from ingest.families import FAMILIES, GGUF_FAMILIES
+from ingest.family import Family, Norm, Projections
 from ingest.quantized import refuse_quantized, require_floating
 from stats.errors import CheckpointError
 
@@ -112,7 +113,7 @@ def plan_checkpoint(
     """
     row, config, recognised_by = recognise(checkpoint, family)
     refuse_quantized(checkpoint, config)
-    if "folded" in operators and not row.can_fold(config):
+    if "folded" in operators and not row.can_fold:
         raise CheckpointError(
             f"{row.model_type} has no folded operator",
             where=checkpoint.source,
@@ -144,9 +145,7 @@ def recognise(checkpoint: Checkpoint, family: str | None) -> tuple[Family, Mappi
     table = GGUF_FAMILIES if checkpoint.naming == "gguf" else FAMILIES
     config = checkpoint.config
     if family is not None:
-        if family not in table:
-            raise _unknown_family(checkpoint, family, table)
-        return table[family], config, "--family"
+        return _row(checkpoint, table, family, config), config, "--family"
     model_type = config.get("model_type")
     if model_type is None:
         raise CheckpointError(
@@ -156,16 +155,28 @@ def recognise(checkpoint: Checkpoint, family: str | None) -> tuple[Family, Mappi
             found=f"architectures {config.get('architectures')}",
             remedy="say which with --family NAME",
         )
-    if str(model_type) in table:
-        return table[str(model_type)], config, "model_type"
     nested = config.get("text_config")
-    if isinstance(nested, dict) and str(nested.get("model_type")) in table:
-        return table[str(nested["model_type"])], nested, "text_config.model_type"
-    raise _unknown_family(checkpoint, str(model_type), table)
+    if str(model_type) not in table and isinstance(nested, dict) and str(nested.get("model_type")) in table:
+        return _row(checkpoint, table, str(nested["model_type"]), nested), nested, "text_config.model_type"
+    return _row(checkpoint, table, str(model_type), config), config, "model_type"
 
 
-def _unknown_family(checkpoint: Checkpoint, model_type: str, table: Mapping[str, Family]) -> CheckpointError:
-    return CheckpointError(
+def _row(
+    checkpoint: Checkpoint, table: Mapping[str, tuple[Family, ...]], model_type: str, config: Mapping[str, Any]
+) -> Family:
+    """The row of a family that the configuration asks for."""
+    for row in table.get(model_type, ()):
+        if row.describes(config):
+            return row
+    if model_type in table:
+        raise CheckpointError(
+            f"an unknown form of the family {model_type}",
+            where=checkpoint.source,
+            expected=" or ".join(str(dict(row.when)) for row in table[model_type]),
+            found=str({key: config.get(key) for row in table[model_type] for key in row.when}),
+            remedy="correct the configuration",
+        )
+    raise CheckpointError(
         f"unknown model family {model_type!r}",
         where=checkpoint.source,
         expected="one of " + ", ".join(sorted(table)),
@@ -185,14 +196,6 @@ def _no_attention(checkpoint: Checkpoint, row: Family) -> CheckpointError:
     )
 
 
-def _setting(row: Family, config: Mapping[str, Any], keys: Sequence[str]) -> Any:
-    """First value present and not null, else the class default."""
-    for key in keys:
-        if config.get(key) is not None:
-            return config[key]
-    return next((row.defaults[key] for key in keys if key in row.defaults), None)
-
-
 def _size(checkpoint: Checkpoint, keys: Sequence[str], value: Any, largest: int = 2**31 - 1) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= largest:
         raise CheckpointError(
@@ -207,10 +210,10 @@ def _size(checkpoint: Checkpoint, keys: Sequence[str], value: Any, largest: int 
 
 def _depth(checkpoint: Checkpoint, row: Family, config: Mapping[str, Any]) -> tuple[int, int]:
     """Numbered layers, and attention blocks in each."""
-    depth = _size(checkpoint, row.keys.depth, _setting(row, config, row.keys.depth), MOST_LAYERS)
+    depth = _size(checkpoint, row.keys.depth, row.setting(config, *row.keys.depth), MOST_LAYERS)
     if not row.inner_count:
         return depth, 1
-    inner = _setting(row, config, [row.inner_count])
+    inner = row.setting(config, row.inner_count)
     return depth, _size(checkpoint, [row.inner_count], inner, MOST_LAYERS // depth)
 
 
@@ -218,16 +221,16 @@ def _head_sizes(checkpoint: Checkpoint, row: Family, config: Mapping[str, Any], 
     """Query heads, key/value heads and head size of one layer; per-layer lists are indexed."""
 
     def setting(keys: Sequence[str]) -> Any:
-        value = _setting(row, config, keys)
+        value = row.setting(config, *keys)
         if isinstance(value, list):
             value = value[layer] if layer < len(value) else None
         return value
 
     keys = row.keys
     heads = _size(checkpoint, keys.heads, setting(keys.heads))
-    kv_heads = setting(keys.kv_heads)
+    kv_heads = row.fixed_kv_heads or setting(keys.kv_heads)
     kv_heads = heads if kv_heads is None else _size(checkpoint, keys.kv_heads, kv_heads)
-    width = _size(checkpoint, keys.width, _setting(row, config, keys.width))
+    width = _size(checkpoint, keys.width, row.setting(config, *keys.width))
     d_head = setting(keys.head_dim)
     d_head = width // heads if d_head is None else _size(checkpoint, keys.head_dim, d_head)
     if heads % kv_heads:
@@ -333,9 +336,10 @@ def _plan_layer(
     operators: Sequence[Operator],
 ) -> LayerPlan:
     heads, kv_heads, d_head = _head_sizes(checkpoint, row, config, layer)
-    width = _size(checkpoint, row.keys.width, _setting(row, config, row.keys.width))
+    width = _size(checkpoint, row.keys.width, row.setting(config, *row.keys.width))
     tensors = {role: f"{stem}{name}.weight" for role, name in projections.roles.items()}
-    feeding, branch = row.feeding_norm(config), row.branch
+    feeding = row.feeding if row.feeding is not None and layer >= row.feeding.first_layer else None
+    branch = row.branch
     if "folded" in operators:
         for role, norm in (("feeding_norm", feeding), ("branch_norm", branch)):
             if norm is not None and norm.tensor:
