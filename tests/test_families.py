@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,86 +20,17 @@ from ingest.families import FAMILIES
 from ingest.plan import LayerPlan, Operator, Plan, plan_checkpoint
 from ingest.source import open_checkpoint
 from stats.errors import CheckpointError
+from tests.decoder_variants import DECODER_VARIANTS
+from tests.encoder_variants import ENCODER_VARIANTS
 from tests.probing import ProbedBlock, probe
+from tests.variant import N_LAYERS, SIZES, WIDTH, Variant
 
 EXACT, ROUNDED = 1e-10, 1e-6
 """Tolerances in float64, and where the model itself rounds to float32: in softmax and some norms."""
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 
-WIDTH, N_HEADS, N_LAYERS = 64, 4, 2
-SIZES = {
-    "vocab_size": 131,
-    "hidden_size": WIDTH,
-    "num_hidden_layers": N_LAYERS,
-    "num_attention_heads": N_HEADS,
-    "intermediate_size": 96,
-    "max_position_embeddings": 256,
-    "sliding_window": 256,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "use_cache": False,
-}
-GROUPED = {"num_key_value_heads": 2, "head_dim": 24}
-ENCODER = {"auto": "AutoModelForMaskedLM", "attention": "attention", "projection": "attention.output.dense"}
-ALBERT = {**ENCODER, "projection": "attention.dense"}
-OPT = {"projection": "self_attn.out_proj"}
-
-
-@dataclass(frozen=True)
-class Variant:
-    """A model to build: its class and configuration, and two modules of a layer by path.
-
-    ``post_norm`` says that attention reads the residual stream and writes to it through no norm.
-    """
-
-    model_type: str
-    config: Mapping[str, Any] = field(default_factory=dict)
-    auto: str = "AutoModelForCausalLM"
-    attention: str = "self_attn"
-    projection: str = "self_attn.o_proj"
-    n_blocks: int = N_LAYERS
-    post_norm: bool = False
-
-
-VARIANTS = {
-    "llama": Variant("llama", GROUPED),
-    "llama-biases": Variant("llama", {**GROUPED, "attention_bias": True}),
-    "llama-one-kv-head": Variant("llama", {"num_key_value_heads": 1}),
-    "mistral": Variant("mistral", GROUPED),
-    "mixtral": Variant("mixtral", {**GROUPED, "num_local_experts": 4}),
-    "qwen2": Variant("qwen2", GROUPED),
-    "qwen3": Variant("qwen3", GROUPED),
-    "gemma": Variant("gemma", GROUPED),
-    "gemma2": Variant("gemma2", {**GROUPED, "attn_logit_softcapping": None}),
-    "gemma3_text": Variant("gemma3_text", {**GROUPED, "layer_types": ["sliding_attention", "full_attention"]}),
-    "olmo": Variant("olmo", GROUPED),
-    "olmo2": Variant("olmo2", GROUPED),
-    "phi3": Variant("phi3", GROUPED),
-    "smollm3": Variant("smollm3", GROUPED),
-    "gpt_neox": Variant("gpt_neox", attention="attention", projection="attention.dense"),
-    "gpt2": Variant("gpt2", attention="attn", projection="attn.c_proj"),
-    "opt": Variant("opt", {"ffn_dim": 96, "word_embed_proj_dim": WIDTH}, **OPT),
-    "opt-post-norm": Variant(
-        "opt", {"ffn_dim": 96, "word_embed_proj_dim": 32, "do_layer_norm_before": False}, **OPT, post_norm=True
-    ),
-    "bert": Variant("bert", **ENCODER, post_norm=True),
-    "roberta": Variant("roberta", **ENCODER, post_norm=True),
-    "xlm-roberta": Variant("xlm-roberta", **ENCODER, post_norm=True),
-    "camembert": Variant("camembert", **ENCODER, post_norm=True),
-    "albert": Variant("albert", {"num_hidden_groups": 2, "inner_group_num": 1}, **ALBERT, post_norm=True),
-    "albert-inner-blocks": Variant(
-        "albert", {"num_hidden_groups": 2, "inner_group_num": 2}, **ALBERT, n_blocks=4, post_norm=True
-    ),
-    "vit": Variant(
-        "vit",
-        {"image_size": 16, "patch_size": 8},
-        auto="AutoModelForImageClassification",
-        attention="attention",
-        projection="attention.o_proj",
-    ),
-}
+VARIANTS = {**DECODER_VARIANTS, **ENCODER_VARIANTS}
 PRE_NORM = [name for name, variant in VARIANTS.items() if not variant.post_norm]
 POST_NORM = [name for name, variant in VARIANTS.items() if variant.post_norm]
 every_variant = pytest.mark.parametrize("name", VARIANTS)

@@ -1,0 +1,38 @@
+"""What a tiny model of a family is built from, and where its attention sits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+WIDTH, N_HEADS, N_LAYERS = 64, 4, 2
+SIZES = {
+    "vocab_size": 131,
+    "hidden_size": WIDTH,
+    "num_hidden_layers": N_LAYERS,
+    "num_attention_heads": N_HEADS,
+    "intermediate_size": 96,
+    "max_position_embeddings": 256,
+    "sliding_window": 256,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "use_cache": False,
+}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A model to build: its class and configuration, and two modules of a layer by path.
+
+    ``post_norm`` says that attention reads the residual stream and writes to it through no norm.
+    """
+
+    model_type: str
+    config: Mapping[str, Any] = field(default_factory=dict)
+    auto: str = "AutoModelForCausalLM"
+    attention: str = "self_attn"
+    projection: str = "self_attn.o_proj"
+    n_blocks: int = N_LAYERS
+    post_norm: bool = False
