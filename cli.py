@@ -416,70 +416,52 @@ def parameter(text: str) -> tuple[str, Any]:
     return name, value
 
 
-@main.command()
-@question_options("model", "layer", "head")
-def closure(
-    models: tuple[str, ...],
-    store_path: Path,
-    threshold: float,
-    by: str,
-    operator: str | None,
-    style: str,
-    output: Path | None,
-    show_sql: bool,
-) -> None:
+def question_command(name: str, groupings: tuple[str, ...], description: str) -> None:
+    """Add the command that asks the question of that name in ``query.questions``."""
+
+    @main.command(name, help=description)
+    @question_options(*groupings)
+    def command(
+        models: tuple[str, ...],
+        store_path: Path,
+        threshold: float,
+        by: str,
+        operator: str | None,
+        style: str,
+        output: Path | None,
+        show_sql: bool,
+    ) -> None:
+        from query import questions
+
+        names = list(models) if show_sql else known_models(store_path, models)
+        question = getattr(questions, name)(threshold, by, names, operator)
+        print_rows(store_path, question, style, output, show_sql)
+
+
+question_command(
+    "closure",
+    ("model", "layer", "head"),
     """How many heads of MODELS nearly close: T^2 ~ alpha T.
 
     --by head lists every head at or above the threshold.
-    """
-    from query import questions
-
-    names = list(models) if show_sql else known_models(store_path, models)
-    print_rows(store_path, questions.closure(threshold, by, names, operator), style, output, show_sql)
-
-
-@main.command()
-@question_options("model", "layer")
-def mismatch(
-    models: tuple[str, ...],
-    store_path: Path,
-    threshold: float,
-    by: str,
-    operator: str | None,
-    style: str,
-    output: Path | None,
-    show_sql: bool,
-) -> None:
+    """,
+)
+question_command(
+    "mismatch",
+    ("model", "layer"),
     """Closure of one head's O with another head's V, as a null.
 
     Pairs that share a value projection are no mismatch and do not count.
-    """
-    from query import questions
-
-    names = list(models) if show_sql else known_models(store_path, models)
-    print_rows(store_path, questions.mismatch(threshold, by, names, operator), style, output, show_sql)
-
-
-@main.command()
-@question_options("model", "group", "pair")
-def algebra(
-    models: tuple[str, ...],
-    store_path: Path,
-    threshold: float,
-    by: str,
-    operator: str | None,
-    style: str,
-    output: Path | None,
-    show_sql: bool,
-) -> None:
+    """,
+)
+question_command(
+    "algebra",
+    ("model", "group", "pair"),
     """The right-action law T_i T_j ~ alpha_j T_i where head j is strong.
 
     The left action and pairs of other value groups are the controls.
-    """
-    from query import questions
-
-    names = list(models) if show_sql else known_models(store_path, models)
-    print_rows(store_path, questions.algebra(threshold, by, names, operator), style, output, show_sql)
+    """,
+)
 
 
 @main.command()

@@ -179,6 +179,16 @@ def test_readers_keep_their_snapshot(store_path: Path, tmp_path: Path) -> None:
         assert late.sql("SELECT count(*) FROM models").item() == 3
 
 
+def test_the_catalogue_is_replaced_and_never_written_over(store_path: Path, tmp_path: Path) -> None:
+    other = checkpoints.save_safetensors(checkpoints.llama(layers=1), tmp_path / "third")
+    with (store_path / "catalog.duckdb").open("rb") as held:
+        before = held.read()
+        ingest_into(store_path, other, "third")
+        held.seek(0)
+        assert held.read() == before
+    assert (store_path / "catalog.duckdb").read_bytes() != before
+
+
 def test_remove_leaves_the_rest(store_path: Path) -> None:
     store = AtlasStore.open(store_path)
     group = group_of(store_path, "llama")
