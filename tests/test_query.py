@@ -7,11 +7,13 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import duckdb
 import numpy as np
 import polars as pl
 import pytest
 
 from query import Atlas, open_atlas
+from query.connection import connect
 from query.output import FORMATS, deliver, encode
 from query.panel import CLAIMS
 from stats.errors import QueryError, StoreError
@@ -204,6 +206,14 @@ def test_sql_can_only_read_the_store(sealed_store: Path, tmp_path: Path, query: 
     assert (sealed_store / "catalog.duckdb").read_bytes() == catalogue
 
 
+def test_the_connection_itself_is_locked(sealed_store: Path) -> None:
+    """Settings and files stay out of reach even for a statement that was not checked."""
+    with connect(sealed_store / "catalog.duckdb") as connection:
+        for statement in ("SET memory_limit = '100GB'", "SET enable_external_access = true"):
+            with pytest.raises(duckdb.Error):
+                connection.execute(statement)
+
+
 READING = [
     "FROM heads LIMIT 1",
     "WITH a AS (SELECT 1 AS x) SELECT * FROM a",
@@ -285,11 +295,13 @@ def test_an_output_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [target]
 
 
-def test_the_data_dictionary_is_up_to_date() -> None:
-    path = ROOT / "docs" / "make_data_dictionary.py"
-    spec = importlib.util.spec_from_file_location("make_data_dictionary", path)
+@pytest.mark.parametrize(
+    ("script", "document"), [("make_data_dictionary", "data-dictionary.md"), ("make_families", "families.md")]
+)
+def test_generated_documents_are_up_to_date(script: str, document: str) -> None:
+    spec = importlib.util.spec_from_file_location(script, ROOT / "docs" / f"{script}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    assert (ROOT / "docs" / "data-dictionary.md").read_text() == "\n".join(module.lines()) + "\n"
+    assert (ROOT / "docs" / document).read_text() == "\n".join(module.lines()) + "\n"
