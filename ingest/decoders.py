@@ -6,6 +6,21 @@ from dataclasses import replace
 
 from ingest.family import Family, Keys, Norm, Projections
 
+
+def _sizes(
+    width: int, depth: int, heads: int, kv_heads: int | None = None, head_dim: int | None = None
+) -> dict[str, int]:
+    """Class defaults under the usual keys; a count left out is derived."""
+    sizes = {
+        "hidden_size": width,
+        "num_hidden_layers": depth,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+    }
+    return {key: size for key, size in sizes.items() if size is not None}
+
+
 LLAMA = Family(
     "llama",
     "layers.{layer}.",
@@ -52,6 +67,108 @@ OPT = Family(
         "do_layer_norm_before": True,
     },
 )
+GPT2 = Family(
+    "gpt2",
+    "h.{layer}.",
+    (Projections("attn.c_proj", fused="attn.c_attn", layout="concatenated", transposed=True),),
+    feeding=Norm("ln_1", "layer"),
+    keys=Keys(width=("n_embd",), depth=("n_layer",), heads=("n_head",)),
+    defaults={"n_embd": 768, "n_layer": 12, "n_head": 12},
+)
+GPT_BIGCODE = replace(
+    GPT2,
+    model_type="gpt_bigcode",
+    projections=(Projections("attn.c_proj", fused="attn.c_attn", layout="concatenated"),),
+    when={"multi_query": True},
+    fixed_kv_heads=1,
+    defaults={**GPT2.defaults, "multi_query": True},
+)
+GPTJ = replace(
+    GPT2,
+    model_type="gptj",
+    projections=(Projections("attn.out_proj", "attn.q_proj", "attn.k_proj", "attn.v_proj"),),
+    defaults={"n_embd": 4096, "n_layer": 28, "n_head": 16},
+)
+GPT_NEOX = Family(
+    "gpt_neox",
+    "layers.{layer}.",
+    (Projections("attention.dense", fused="attention.query_key_value", layout="interleaved"),),
+    feeding=Norm("input_layernorm", "layer"),
+    defaults=_sizes(6144, 44, 64),
+)
+FALCON = Family(
+    "falcon",
+    "h.{layer}.",
+    (Projections("self_attention.dense", fused="self_attention.query_key_value", layout="concatenated"),),
+    feeding=Norm("input_layernorm", "layer"),
+    when={"new_decoder_architecture": False, "multi_query": True},
+    fixed_kv_heads=1,
+    defaults={**_sizes(4544, 32, 71), "new_decoder_architecture": False, "multi_query": True},
+)
+FALCON_INTERLEAVED = replace(
+    FALCON,
+    projections=(Projections("self_attention.dense", fused="self_attention.query_key_value", layout="interleaved"),),
+    when={"new_decoder_architecture": False, "multi_query": False},
+    fixed_kv_heads=None,
+    keys=Keys(kv_heads=()),
+)
+FALCON_GROUPED = replace(
+    FALCON,
+    projections=(Projections("self_attention.dense", fused="self_attention.query_key_value", layout="grouped"),),
+    when={"new_decoder_architecture": True, "num_ln_in_parallel_attn": 1},
+    fixed_kv_heads=None,
+    keys=Keys(kv_heads=("num_kv_heads",)),
+)
+OLMO2 = replace(LLAMA, model_type="olmo2", feeding=None, branch=Norm("post_attention_layernorm", "rms"))
+PHI = replace(
+    LLAMA,
+    model_type="phi",
+    projections=(Projections("self_attn.dense", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),),
+    feeding=Norm("input_layernorm", "layer"),
+    defaults=_sizes(2048, 24, 32),
+)
+GLM4 = replace(
+    LLAMA,
+    model_type="glm4",
+    branch=Norm("post_self_attn_layernorm", "rms"),
+    defaults=_sizes(4096, 40, 32, 2, 128),
+)
+
+RMS_NORMED = {
+    "arcee": _sizes(2560, 32, 32),
+    "cwm": _sizes(6144, 64, 48, 8, 128),
+    "doge": _sizes(1024, 32, 8),
+    "dots1": _sizes(4608, 62, 32, 32),
+    "ernie4_5": _sizes(1024, 18, 16, 2, 128),
+    "ernie4_5_moe": _sizes(2560, 28, 20, 4),
+    "glm": _sizes(4096, 40, 32, 2, 128),
+    "glm4_moe": _sizes(4096, 46, 96, 8),
+    "granite": _sizes(4096, 32, 32),
+    "granitemoe": _sizes(4096, 32, 32),
+    "helium": _sizes(2560, 24, 20, 20, 128),
+    "hunyuan_v1_dense": _sizes(4096, 32, 32),
+    "hunyuan_v1_moe": _sizes(4096, 32, 32),
+    "llama4_text": _sizes(5120, 48, 40, 8, 128),
+    "minimax_m2": _sizes(3072, 62, 48, 8, 128),
+    "ministral3": _sizes(4096, 34, 32, 8, 128),
+    "olmoe": _sizes(2048, 16, 16),
+    "qwen2_moe": _sizes(2048, 24, 16, 16),
+    "qwen3_moe": _sizes(2048, 24, 32, 4),
+    "seed_oss": _sizes(4096, 64, 80, 8, 128),
+    "smollm3": _sizes(2048, 36, 16, 4),
+    "solar_open": _sizes(4096, 48, 64, 8, 128),
+}
+"""Class defaults of the families named and normalised like Llama."""
+
+LAYER_NORMED = {
+    "cohere": _sizes(8192, 40, 64),
+    "cohere2": _sizes(8192, 40, 64),
+    "jais2": _sizes(3328, 32, 26),
+    "phimoe": _sizes(4096, 32, 32, 8),
+    "stablelm": _sizes(2560, 32, 32, 32),
+    "starcoder2": _sizes(3072, 30, 24, 2),
+}
+"""Class defaults of the families named like Llama, with LayerNorm in front of attention."""
 
 DECODERS: tuple[Family, ...] = (
     LLAMA,
@@ -59,42 +176,133 @@ DECODERS: tuple[Family, ...] = (
     replace(MISTRAL, model_type="mixtral"),
     QWEN2,
     replace(QWEN2, model_type="qwen3", defaults={**QWEN2.defaults, "head_dim": 128}),
+    *(replace(LLAMA, model_type=name, defaults=sizes) for name, sizes in RMS_NORMED.items()),
+    *(
+        replace(LLAMA, model_type=name, feeding=Norm("input_layernorm", "layer"), defaults=sizes)
+        for name, sizes in LAYER_NORMED.items()
+    ),
+    replace(LLAMA, model_type="apertus", feeding=Norm("attention_layernorm", "rms")),
     GEMMA,
     GEMMA2,
     replace(GEMMA2, model_type="gemma3_text"),
+    replace(GEMMA2, model_type="vaultgemma", branch=None),
+    replace(LLAMA, model_type="nanochat", feeding=Norm("", "rms"), defaults=_sizes(768, 12, 6)),
     replace(LLAMA, model_type="olmo", feeding=Norm("", "layer")),
-    replace(LLAMA, model_type="olmo2", feeding=None, branch=Norm("post_attention_layernorm", "rms")),
+    OLMO2,
+    replace(OLMO2, model_type="olmo3"),
+    replace(OLMO2, model_type="flex_olmo"),
+    replace(OLMO2, model_type="exaone4", defaults=_sizes(4096, 32, 32, 32)),
+    GLM4,
+    PHI,
     replace(
         LLAMA,
         model_type="phi3",
         projections=(Projections("self_attn.o_proj", fused="self_attn.qkv_proj", layout="concatenated"),),
-        defaults={"hidden_size": 3072, "num_hidden_layers": 32, "num_attention_heads": 32},
+        defaults=_sizes(3072, 32, 32),
     ),
     replace(
         LLAMA,
-        model_type="smollm3",
-        defaults={
-            "hidden_size": 2048,
-            "num_hidden_layers": 36,
-            "num_attention_heads": 16,
-            "num_key_value_heads": 4,
-        },
+        model_type="nemotron",
+        feeding=Norm("input_layernorm", "layer_plus_one"),
+        defaults=_sizes(6144, 32, 48),
+    ),
+    GPT_NEOX,
+    replace(
+        GPT_NEOX,
+        model_type="persimmon",
+        projections=(Projections("self_attn.dense", fused="self_attn.query_key_value", layout="interleaved"),),
+        defaults=_sizes(4096, 36, 64),
+    ),
+    GPT2,
+    replace(GPT2, model_type="openai-gpt", feeding=None),
+    replace(
+        GPT2,
+        model_type="imagegpt",
+        feeding=Norm("ln_1", "rms"),
+        defaults={"n_embd": 512, "n_layer": 24, "n_head": 8},
+    ),
+    GPT_BIGCODE,
+    replace(
+        GPT_BIGCODE,
+        projections=(Projections("attn.c_proj", fused="attn.c_attn", layout="interleaved"),),
+        when={"multi_query": False},
+        fixed_kv_heads=None,
+        keys=replace(GPT2.keys, kv_heads=()),
+    ),
+    GPTJ,
+    replace(
+        GPTJ,
+        model_type="codegen",
+        projections=(Projections("attn.out_proj", fused="attn.qkv_proj", layout="four_blocks"),),
     ),
     Family(
-        "gpt_neox",
-        "layers.{layer}.",
-        (Projections("attention.dense", fused="attention.query_key_value", layout="interleaved"),),
-        feeding=Norm("input_layernorm", "layer"),
-        defaults={"hidden_size": 6144, "num_hidden_layers": 44, "num_attention_heads": 64},
-    ),
-    Family(
-        "gpt2",
+        "gpt_neo",
         "h.{layer}.",
-        (Projections("attn.c_proj", fused="attn.c_attn", layout="concatenated", transposed=True),),
+        (
+            Projections(
+                "attn.attention.out_proj", "attn.attention.q_proj", "attn.attention.k_proj", "attn.attention.v_proj"
+            ),
+        ),
         feeding=Norm("ln_1", "layer"),
-        keys=Keys(width=("n_embd",), depth=("n_layer",), heads=("n_head",)),
-        defaults={"n_embd": 768, "n_layer": 12, "n_head": 12},
+        keys=Keys(depth=("num_layers",), heads=("num_heads",)),
+        defaults={"hidden_size": 2048, "num_layers": 24, "num_heads": 16},
+    ),
+    Family(
+        "ctrl",
+        "h.{layer}.",
+        (
+            Projections(
+                "multi_head_attention.dense",
+                "multi_head_attention.Wq",
+                "multi_head_attention.Wk",
+                "multi_head_attention.Wv",
+            ),
+        ),
+        feeding=Norm("layernorm1", "layer"),
+        keys=GPT2.keys,
+        defaults={"n_embd": 1280, "n_layer": 48, "n_head": 16},
+    ),
+    FALCON,
+    FALCON_INTERLEAVED,
+    FALCON_GROUPED,
+    replace(FALCON_GROUPED, when={"new_decoder_architecture": True}, feeding=Norm("ln_attn", "layer")),
+    replace(
+        FALCON_INTERLEAVED,
+        model_type="bloom",
+        when={},
+        keys=Keys(
+            width=("n_embed", "hidden_size"),
+            depth=("num_hidden_layers", "n_layer"),
+            heads=("num_attention_heads", "n_head"),
+            kv_heads=(),
+        ),
+        defaults={"hidden_size": 64, "n_layer": 2, "n_head": 8},
+    ),
+    Family(
+        "mpt",
+        "blocks.{layer}.",
+        (Projections("attn.out_proj", fused="attn.Wqkv", layout="concatenated"),),
+        feeding=Norm("norm_1", "layer"),
+        keys=Keys(width=("d_model",), depth=("n_layers",), heads=("n_heads",)),
+        defaults={"d_model": 2048, "n_layers": 24, "n_heads": 16},
+    ),
+    Family(
+        "dbrx",
+        "blocks.{layer}.norm_attn_norm.",
+        (Projections("attn.out_proj", fused="attn.Wqkv", layout="concatenated"),),
+        feeding=Norm("norm_1", "layer"),
+        keys=Keys(width=("d_model",), depth=("n_layers",), heads=("n_heads",), kv_heads=("attn_config.kv_n_heads",)),
+        defaults={"d_model": 2048, "n_layers": 24, "n_heads": 16, "attn_config.kv_n_heads": 1},
     ),
     OPT,
     replace(OPT, when={"do_layer_norm_before": False}, feeding=None),
+    replace(
+        OPT,
+        model_type="xglm",
+        block="layers.{layer}.",
+        when={},
+        keys=Keys(width=("d_model",), depth=("num_layers",), heads=("attention_heads",)),
+        defaults={"d_model": 1024, "num_layers": 24, "attention_heads": 16},
+    ),
+    replace(OPT, model_type="biogpt", block="layers.{layer}.", when={}, defaults=_sizes(1024, 24, 16)),
 )

@@ -1,4 +1,4 @@
-"""Encoders of text and images, by ``model_type``, checked against the modules of transformers 5.24."""
+"""Encoders of text, images and sound, by ``model_type``, checked against the modules of transformers 5.24."""
 
 from __future__ import annotations
 
@@ -6,13 +6,39 @@ from dataclasses import replace
 
 from ingest.family import Family, Keys, Norm, Projections
 
+BASE = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12}
+
 BERT = Family(
     "bert",
     "encoder.layer.{layer}.",
     (Projections("attention.output.dense", "attention.self.query", "attention.self.key", "attention.self.value"),),
     stack="encoder",
-    defaults={"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12},
+    defaults=BASE,
 )
+LIN = ("out_lin", "q_lin", "k_lin", "v_lin")
+VIT = replace(
+    BERT,
+    model_type="vit",
+    projections=(
+        Projections(
+            "attention.output.dense",
+            "attention.attention.query",
+            "attention.attention.key",
+            "attention.attention.value",
+        ),
+    ),
+    feeding=Norm("layernorm_before", "layer"),
+)
+DINOV2 = replace(VIT, model_type="dinov2", feeding=Norm("norm1", "layer"))
+WAV2VEC2 = replace(
+    BERT,
+    model_type="wav2vec2",
+    block="encoder.layers.{layer}.",
+    projections=(Projections("attention.out_proj", "attention.q_proj", "attention.k_proj", "attention.v_proj"),),
+    when={"do_stable_layer_norm": False},
+    defaults={**BASE, "do_stable_layer_norm": False},
+)
+WAV2VEC2_PRE_NORM = replace(WAV2VEC2, feeding=Norm("layer_norm", "layer"), when={"do_stable_layer_norm": True})
 
 ENCODERS: tuple[Family, ...] = (
     BERT,
@@ -30,15 +56,112 @@ ENCODERS: tuple[Family, ...] = (
     ),
     replace(
         BERT,
-        model_type="vit",
+        model_type="electra",
+        defaults={"hidden_size": 256, "num_hidden_layers": 12, "num_attention_heads": 4},
+    ),
+    replace(BERT, model_type="ernie"),
+    replace(BERT, model_type="layoutlm"),
+    replace(
+        BERT,
+        model_type="rembert",
+        defaults={"hidden_size": 1152, "num_hidden_layers": 32, "num_attention_heads": 18},
+    ),
+    replace(
+        BERT,
+        model_type="roformer",
+        when={"rotary_value": False},
+        defaults={**BASE, "rotary_value": False},
+    ),
+    replace(BERT, model_type="data2vec-text"),
+    replace(
+        BERT,
+        model_type="megatron-bert",
+        feeding=Norm("attention.ln", "layer"),
+        defaults={"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16},
+    ),
+    replace(BERT, model_type="roberta-prelayernorm", feeding=Norm("attention.LayerNorm", "layer")),
+    replace(
+        BERT,
+        model_type="xlm-roberta-xl",
+        feeding=Norm("attention.self_attn_layer_norm", "layer"),
+        defaults={"hidden_size": 2560, "num_hidden_layers": 36, "num_attention_heads": 32},
+    ),
+    replace(BERT, model_type="esm", feeding=Norm("attention.LayerNorm", "layer")),
+    replace(
+        BERT,
+        model_type="mpnet",
+        projections=(Projections("attention.attn.o", "attention.attn.q", "attention.attn.k", "attention.attn.v"),),
+    ),
+    replace(
+        BERT,
+        model_type="distilbert",
+        block="layer.{layer}.attention.",
+        projections=(Projections(*LIN),),
+        keys=Keys(width=("dim",), depth=("n_layers",), heads=("n_heads",)),
+        defaults={"dim": 768, "n_layers": 6, "n_heads": 12},
+    ),
+    replace(
+        BERT,
+        model_type="xlm",
+        block="attentions.{layer}.",
+        projections=(Projections(*LIN),),
+        keys=Keys(width=("emb_dim",), depth=("n_layers",), heads=("n_heads",)),
+        defaults={"emb_dim": 2048, "n_layers": 12, "n_heads": 16},
+    ),
+    replace(
+        BERT,
+        model_type="deberta",
+        projections=(Projections("attention.output.dense", fused="attention.self.in_proj", layout="interleaved"),),
+    ),
+    replace(
+        BERT,
+        model_type="deberta-v2",
         projections=(
             Projections(
                 "attention.output.dense",
-                "attention.attention.query",
-                "attention.attention.key",
-                "attention.attention.value",
+                "attention.self.query_proj",
+                "attention.self.key_proj",
+                "attention.self.value_proj",
             ),
         ),
-        feeding=Norm("layernorm_before", "layer"),
+        defaults={"hidden_size": 1536, "num_hidden_layers": 24, "num_attention_heads": 24},
     ),
+    replace(
+        BERT,
+        model_type="modernbert",
+        block="layers.{layer}.",
+        projections=(Projections("attn.Wo", fused="attn.Wqkv", layout="concatenated"),),
+        feeding=Norm("attn_norm", "layer", first_layer=1),
+        defaults={**BASE, "num_hidden_layers": 22},
+    ),
+    replace(
+        BERT,
+        model_type="eurobert",
+        block="layers.{layer}.",
+        projections=(Projections("self_attn.o_proj", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),),
+        feeding=Norm("input_layernorm", "rms"),
+    ),
+    replace(
+        BERT,
+        model_type="nomic_bert",
+        block="encoder.layers.{layer}.",
+        projections=(Projections("attn.out_proj", fused="attn.Wqkv", layout="concatenated"),),
+    ),
+    VIT,
+    replace(VIT, model_type="deit"),
+    replace(VIT, model_type="beit"),
+    replace(VIT, model_type="vit_mae"),
+    DINOV2,
+    replace(DINOV2, model_type="dinov2_with_registers"),
+    replace(
+        DINOV2,
+        model_type="dinov3_vit",
+        block="layer.{layer}.",
+        projections=(Projections("attention.o_proj", "attention.q_proj", "attention.k_proj", "attention.v_proj"),),
+        defaults={"hidden_size": 384, "num_hidden_layers": 12, "num_attention_heads": 6},
+    ),
+    WAV2VEC2,
+    WAV2VEC2_PRE_NORM,
+    replace(WAV2VEC2, model_type="hubert"),
+    replace(WAV2VEC2_PRE_NORM, model_type="hubert"),
 )

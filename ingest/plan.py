@@ -343,7 +343,8 @@ def _plan_layer(
     if "folded" in operators:
         for role, norm in (("feeding_norm", feeding), ("branch_norm", branch)):
             if norm is not None and norm.tensor:
-                tensors[role] = f"{stem}{norm.tensor}.weight"
+                spellings = (f"{stem}{norm.tensor}.weight", f"{stem}{norm.tensor}.gamma")
+                tensors[role] = next((name for name in spellings if name in checkpoint), spellings[0])
     pruned = _pruned(checkpoint, config, layer, heads)
     plan = LayerPlan(row.stack, layer, heads, kv_heads, width, d_head, projections, tensors, feeding, branch, pruned)
     _check_tensors(checkpoint, plan)

@@ -13,10 +13,19 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 SAMPLE_TOKENS = 9
-"""Length of the random sequence; an image brings its own."""
+"""Length of the random sequence; an image and a sound bring their own."""
+
+SAMPLE_SOUND = 200
+"""Length of a sound."""
+
+ROTATIONS, DISTANCES = ("position_embeddings", "sinusoidal_pos"), ("position_bias", "relative_pos")
+"""Arguments of attention modules with a row for each token, and with a number for each pair of tokens."""
 
 LARGE = 2.0**20
 """Size of the tokens that probe a norm: its epsilon vanishes beside them."""
+
+QK_NORMS = ("q_norm", "k_norm", "q_layernorm", "k_layernorm", "query_layernorm", "key_layernorm")
+"""Names of the norms that queries and keys pass within attention."""
 
 
 @dataclass(frozen=True)
@@ -68,12 +77,13 @@ class ProbedBlock:
 class Run:
     """One forward pass: the arguments and the result of every module."""
 
-    def __init__(self, model: nn.Module, n_tokens: int, *, one_position: bool = False) -> None:
+    def __init__(self, model: nn.Module, n_tokens: int, *, batch: int = 1, one_position: bool = False) -> None:
         self._calls: dict[nn.Module, tuple[tuple[Any, ...], dict[str, Any]]] = {}
         self._results: dict[nn.Module, Any] = {}
+        self._one_position = one_position
         hooks = [module.register_forward_hook(self._record, with_kwargs=True) for module in model.modules()]
         with hooked(*hooks):
-            model(**model_inputs(model, n_tokens, one_position))
+            model(**model_inputs(model, n_tokens, batch, one_position))
 
     def _record(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         self._calls[module] = (args, kwargs)
@@ -85,7 +95,7 @@ class Run:
 
     def read(self, block: Block) -> Tensor:
         """What attention reads (batch, token, d_model)."""
-        return self._arguments(block.attention).arguments["hidden_states"]
+        return next(iter(self._arguments(block.attention).arguments.values()))
 
     def attend(self, block: Block, tokens: Tensor, heads: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Call a block's attention as this pass did, on other tokens.
@@ -109,35 +119,55 @@ class Run:
         if heads is not None:
             hooks.append(block.projection.register_forward_pre_hook(silence))
         call = self._arguments(block.attention)
-        call.arguments["hidden_states"] = tokens
+        read = self.read(block)
+        call.arguments.update({name: tokens for name, value in call.arguments.items() if value is read})
+        if "output_attentions" in call.signature.parameters:
+            call.arguments["output_attentions"] = True
+        self._fit(call, tokens)
         with hooked(*hooks):
-            _, weights = block.attention(*call.args, **call.kwargs)
+            result, weights = block.attention(*call.args, **call.kwargs)
+            if not written:
+                assert self._calls[block.projection][0][0] is self._results[block.attention][0]
+                block.projection(result)
         return written[0], weights
+
+    def _fit(self, call: inspect.BoundArguments, tokens: Tensor) -> None:
+        """Drop what a cache holds of the pass, and fit positions to the tokens."""
+        if "cache" in call.arguments:
+            call.arguments["cache"] = None
+        if self._one_position:
+            for name in {*ROTATIONS, *DISTANCES} & call.arguments.keys():
+                call.arguments[name] = at_first_position(name, call.arguments[name], tokens.shape[1])
 
     def feeding_norm(self, block: Block) -> nn.Module | None:
         """The module of the layer whose result is what attention reads."""
         read = self.read(block)
-        return next((module for module in self._within(block) if self._results[module] is read), None)
+        candidates = (module for module in self._within(block) if self._results[module] is read)
+        return next((module for module in candidates if normalises(module, read.shape[-1])), None)
 
     def branch_norm(self, block: Block) -> nn.Module | None:
         """The module of the layer that reads what the output projection gives."""
         written = self._results[block.projection]
-        return next((module for module in self._within(block) if self._calls[module][0][0] is written), None)
+        candidates = (module for module in self._within(block) if self._calls[module][0][0] is written)
+        return next((module for module in candidates if normalises(module, written.shape[-1])), None)
 
     def _within(self, block: Block) -> Iterator[nn.Module]:
-        """Modules without submodules of the layer that took part, dropouts aside."""
+        """Modules without submodules of the layer that took part."""
         for module in block.layer.modules():
-            if module in self._calls and not list(module.children()) and not isinstance(module, nn.Dropout):
+            if module in self._calls and not list(module.children()):
                 yield module
 
 
 @contextmanager
 def hooked(*hooks: RemovableHandle) -> Iterator[None]:
-    """Run without gradients, and remove the hooks afterwards."""
+    """Run without gradients, new tensors in float64, and remove the hooks afterwards."""
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
     try:
         with torch.no_grad():
             yield
     finally:
+        torch.set_default_dtype(default)
         for hook in hooks:
             hook.remove()
 
@@ -145,7 +175,7 @@ def hooked(*hooks: RemovableHandle) -> Iterator[None]:
 @contextmanager
 def without_qk_norms(attention: nn.Module) -> Iterator[None]:
     """Let queries and keys pass their norms unchanged."""
-    norms = {name: module for name, module in attention.named_children() if name in ("q_norm", "k_norm")}
+    norms = {name: module for name, module in attention.named_children() if name in QK_NORMS}
     for name in norms:
         setattr(attention, name, nn.Identity())
     try:
@@ -155,22 +185,44 @@ def without_qk_norms(attention: nn.Module) -> Iterator[None]:
             setattr(attention, name, module)
 
 
-def model_inputs(model: nn.Module, n_tokens: int, one_position: bool) -> dict[str, Tensor]:
-    """Something to run a model on: ``n_tokens`` unmasked tokens, or one blank image."""
+def at_first_position(name: str, value: Any, n_tokens: int) -> Any:
+    """A positional argument of attention that puts every token where the first one was."""
+    if isinstance(value, tuple):
+        return tuple(at_first_position(name, part, n_tokens) for part in value)
+    if value is None:
+        return None
+    if name in ROTATIONS:
+        return value[..., :1, :].expand(*value.shape[:-2], n_tokens, -1)
+    return value[..., :1, :1].expand(*value.shape[:-2], n_tokens, n_tokens)
+
+
+def normalises(module: nn.Module, width: int) -> bool:
+    """Whether a module ignores the scale of what it reads, as norms do, and dropouts and layer scales do not."""
+    tokens = LARGE * torch.eye(width, dtype=torch.float64)
+    with torch.no_grad():
+        return torch.allclose(module(2 * tokens), module(tokens))
+
+
+def model_inputs(model: nn.Module, n_tokens: int, batch: int, one_position: bool) -> dict[str, Tensor]:
+    """Something to run a model on: ``batch`` times ``n_tokens`` unmasked tokens, a blank image, or silence."""
+    if model.main_input_name == "input_values":
+        return {"input_values": torch.zeros(batch, SAMPLE_SOUND, dtype=model.dtype)}
     if model.main_input_name == "pixel_values":
         size = model.config.image_size
-        return {"pixel_values": torch.zeros(1, model.config.num_channels, size, size, dtype=model.dtype)}
+        return {"pixel_values": torch.zeros(batch, model.config.num_channels, size, size, dtype=model.dtype)}
     positions = torch.zeros(n_tokens, dtype=torch.long) if one_position else torch.arange(n_tokens)
-    return {
-        "input_ids": torch.ones(1, n_tokens, dtype=torch.long),
-        "attention_mask": torch.ones(1, n_tokens, dtype=torch.long),
-        "position_ids": positions[None],
+    inputs = {
+        "input_ids": torch.ones(batch, n_tokens, dtype=torch.long),
+        "attention_mask": torch.ones(batch, n_tokens, dtype=torch.long),
+        "position_ids": positions.repeat(batch, 1),
     }
+    return {name: values for name, values in inputs.items() if name in inspect.signature(model.forward).parameters}
 
 
 def find_blocks(model: nn.Module, attention: str, projection: str) -> list[Block]:
     """Attention blocks in order, given the paths of the two modules within their layer."""
-    names = [name.removesuffix(f".{attention}") for name, _ in model.named_modules() if name.endswith(f".{attention}")]
+    suffix = f".{projection}"
+    names = [name.removesuffix(suffix) for name, _ in model.named_modules() if name.endswith(suffix)]
     layers = [model.get_submodule(name) for name in names]
     return [Block(layer, layer.get_submodule(attention), layer.get_submodule(projection)) for layer in layers]
 
@@ -179,10 +231,10 @@ def probe(model: nn.Module, attention: str, projection: str) -> list[ProbedBlock
     """Recover every attention block of a float64 model in evaluation mode."""
     width = model.config.hidden_size
     natural = Run(model, SAMPLE_TOKENS)
-    alone = Run(model, 1)
+    alone = Run(model, 1, batch=model.config.num_attention_heads * (width + 1), one_position=True)
     aligned = Run(model, 2 * (width + 1), one_position=True)
     probed = []
-    for block in find_blocks(model, attention, projection):
+    for block in find_blocks(model.base_model, attention, projection):
         sample = draw_sample(natural, block)
         feeding, branch = natural.feeding_norm(block), natural.branch_norm(block)
         probed.append(

@@ -26,6 +26,7 @@ from torch import Tensor
 
 import cli
 import store.ingestion
+from ingest.families import FAMILIES
 from store.atlas import AtlasStore
 from tests import checkpoints
 from tests.checkpoints import Model, bert, gpt2, llama, save_config, save_gguf, save_safetensors, save_torch
@@ -146,9 +147,7 @@ def config_not_text(place: Path) -> Path:
     return place
 
 
-@refused(
-    "unknown model family 'frobnicator'", "model", "gemma2, gemma3_text, gpt2, gpt_neox, llama, mistral", "frobnicator"
-)
+@refused("unknown model family 'frobnicator'", "model", "one of " + ", ".join(sorted(FAMILIES)), "frobnicator")
 def unknown_family(place: Path) -> Path:
     return save_safetensors(llama(model_type="frobnicator"), place)
 

@@ -26,7 +26,8 @@ SIZES = {
 class Variant:
     """A model to build: its class and configuration, and two modules of a layer by path.
 
-    ``post_norm`` says that attention reads the residual stream and writes to it through no norm.
+    ``post_norm`` says that attention reads the residual stream and writes to it through no norm;
+    ``bare_norm`` that its only norm has no gain and keeps the mean, so that folding it changes nothing.
     """
 
     model_type: str
@@ -36,3 +37,4 @@ class Variant:
     projection: str = "self_attn.o_proj"
     n_blocks: int = N_LAYERS
     post_norm: bool = False
+    bare_norm: bool = False
