@@ -102,6 +102,7 @@ FALCON = Family(
     (Projections("self_attention.dense", fused="self_attention.query_key_value", layout="concatenated"),),
     feeding=Norm("input_layernorm", "layer"),
     when={"new_decoder_architecture": False, "multi_query": True},
+    keys=Keys(depth=("num_hidden_layers", "n_layer"), heads=("num_attention_heads", "n_head"), kv_heads=()),
     fixed_kv_heads=1,
     defaults={**_sizes(4544, 32, 71), "new_decoder_architecture": False, "multi_query": True},
 )
@@ -110,14 +111,13 @@ FALCON_INTERLEAVED = replace(
     projections=(Projections("self_attention.dense", fused="self_attention.query_key_value", layout="interleaved"),),
     when={"new_decoder_architecture": False, "multi_query": False},
     fixed_kv_heads=None,
-    keys=Keys(kv_heads=()),
 )
 FALCON_GROUPED = replace(
     FALCON,
     projections=(Projections("self_attention.dense", fused="self_attention.query_key_value", layout="grouped"),),
     when={"new_decoder_architecture": True, "num_ln_in_parallel_attn": 1},
     fixed_kv_heads=None,
-    keys=Keys(kv_heads=("num_kv_heads",)),
+    keys=replace(FALCON.keys, kv_heads=("num_kv_heads", "n_head_kv")),
 )
 OLMO2 = replace(LLAMA, model_type="olmo2", feeding=None, branch=Norm("post_attention_layernorm", "rms"))
 PHI = replace(
