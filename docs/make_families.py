@@ -56,7 +56,8 @@ def norm(item: Norm | None) -> str:
         return "none"
     kind = item.kind.replace("_plus_one", ", 1 + w").replace("layer", "LayerNorm").replace("rms", "RMSNorm")
     where = f" (from layer {item.first_layer})" if item.first_layer else ""
-    return (f"`{item.tensor}`, {kind}" if item.tensor else f"{kind} without a gain") + where
+    names = " or ".join(f"`{name}`" for name in (item.tensor, item.other_tensor) if name)
+    return (f"{names}, {kind}" if names else f"{kind} without a gain") + where
 
 
 if __name__ == "__main__":

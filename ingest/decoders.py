@@ -7,7 +7,7 @@ from dataclasses import replace
 from ingest.family import Family, Keys, Norm, Projections
 
 
-def _sizes(
+def sizes(
     width: int, depth: int, heads: int, kv_heads: int | None = None, head_dim: int | None = None
 ) -> dict[str, int]:
     """Class defaults under the usual keys; a count left out is derived."""
@@ -94,7 +94,7 @@ GPT_NEOX = Family(
     "layers.{layer}.",
     (Projections("attention.dense", fused="attention.query_key_value", layout="interleaved"),),
     feeding=Norm("input_layernorm", "layer"),
-    defaults=_sizes(6144, 44, 64),
+    defaults=sizes(6144, 44, 64),
 )
 FALCON = Family(
     "falcon",
@@ -104,7 +104,7 @@ FALCON = Family(
     when={"new_decoder_architecture": False, "multi_query": True},
     keys=Keys(depth=("num_hidden_layers", "n_layer"), heads=("num_attention_heads", "n_head"), kv_heads=()),
     fixed_kv_heads=1,
-    defaults={**_sizes(4544, 32, 71), "new_decoder_architecture": False, "multi_query": True},
+    defaults={**sizes(4544, 32, 71), "new_decoder_architecture": False, "multi_query": True},
 )
 FALCON_INTERLEAVED = replace(
     FALCON,
@@ -125,48 +125,48 @@ PHI = replace(
     model_type="phi",
     projections=(Projections("self_attn.dense", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),),
     feeding=Norm("input_layernorm", "layer"),
-    defaults=_sizes(2048, 24, 32),
+    defaults=sizes(2048, 24, 32),
 )
 GLM4 = replace(
     LLAMA,
     model_type="glm4",
     branch=Norm("post_self_attn_layernorm", "rms"),
-    defaults=_sizes(4096, 40, 32, 2, 128),
+    defaults=sizes(4096, 40, 32, 2, 128),
 )
 
 RMS_NORMED = {
-    "arcee": _sizes(2560, 32, 32),
-    "cwm": _sizes(6144, 64, 48, 8, 128),
-    "doge": _sizes(1024, 32, 8),
-    "dots1": _sizes(4608, 62, 32, 32),
-    "ernie4_5": _sizes(1024, 18, 16, 2, 128),
-    "ernie4_5_moe": _sizes(2560, 28, 20, 4),
-    "glm": _sizes(4096, 40, 32, 2, 128),
-    "glm4_moe": _sizes(4096, 46, 96, 8),
-    "granite": _sizes(4096, 32, 32),
-    "granitemoe": _sizes(4096, 32, 32),
-    "helium": _sizes(2560, 24, 20, 20, 128),
-    "hunyuan_v1_dense": _sizes(4096, 32, 32),
-    "hunyuan_v1_moe": _sizes(4096, 32, 32),
-    "llama4_text": _sizes(5120, 48, 40, 8, 128),
-    "minimax_m2": _sizes(3072, 62, 48, 8, 128),
-    "ministral3": _sizes(4096, 34, 32, 8, 128),
-    "olmoe": _sizes(2048, 16, 16),
-    "qwen2_moe": _sizes(2048, 24, 16, 16),
-    "qwen3_moe": _sizes(2048, 24, 32, 4),
-    "seed_oss": _sizes(4096, 64, 80, 8, 128),
-    "smollm3": _sizes(2048, 36, 16, 4),
-    "solar_open": _sizes(4096, 48, 64, 8, 128),
+    "arcee": sizes(2560, 32, 32),
+    "cwm": sizes(6144, 64, 48, 8, 128),
+    "doge": sizes(1024, 32, 8),
+    "dots1": sizes(4608, 62, 32, 32),
+    "ernie4_5": sizes(1024, 18, 16, 2, 128),
+    "ernie4_5_moe": sizes(2560, 28, 20, 4),
+    "glm": sizes(4096, 40, 32, 2, 128),
+    "glm4_moe": sizes(4096, 46, 96, 8),
+    "granite": sizes(4096, 32, 32),
+    "granitemoe": sizes(4096, 32, 32),
+    "helium": sizes(2560, 24, 20, 20, 128),
+    "hunyuan_v1_dense": sizes(4096, 32, 32),
+    "hunyuan_v1_moe": sizes(4096, 32, 32),
+    "llama4_text": sizes(5120, 48, 40, 8, 128),
+    "minimax_m2": sizes(3072, 62, 48, 8, 128),
+    "ministral3": sizes(4096, 34, 32, 8, 128),
+    "olmoe": sizes(2048, 16, 16),
+    "qwen2_moe": sizes(2048, 24, 16, 16),
+    "qwen3_moe": sizes(2048, 24, 32, 4),
+    "seed_oss": sizes(4096, 64, 80, 8, 128),
+    "smollm3": sizes(2048, 36, 16, 4),
+    "solar_open": sizes(4096, 48, 64, 8, 128),
 }
 """Class defaults of the families named and normalised like Llama."""
 
 LAYER_NORMED = {
-    "cohere": _sizes(8192, 40, 64),
-    "cohere2": _sizes(8192, 40, 64),
-    "jais2": _sizes(3328, 32, 26),
-    "phimoe": _sizes(4096, 32, 32, 8),
-    "stablelm": _sizes(2560, 32, 32, 32),
-    "starcoder2": _sizes(3072, 30, 24, 2),
+    "cohere": sizes(8192, 40, 64),
+    "cohere2": sizes(8192, 40, 64),
+    "jais2": sizes(3328, 32, 26),
+    "phimoe": sizes(4096, 32, 32, 8),
+    "stablelm": sizes(2560, 32, 32, 32),
+    "starcoder2": sizes(3072, 30, 24, 2),
 }
 """Class defaults of the families named like Llama, with LayerNorm in front of attention."""
 
@@ -186,32 +186,32 @@ DECODERS: tuple[Family, ...] = (
     GEMMA2,
     replace(GEMMA2, model_type="gemma3_text"),
     replace(GEMMA2, model_type="vaultgemma", branch=None),
-    replace(LLAMA, model_type="nanochat", feeding=Norm("", "rms"), defaults=_sizes(768, 12, 6)),
+    replace(LLAMA, model_type="nanochat", feeding=Norm("", "rms"), defaults=sizes(768, 12, 6)),
     replace(LLAMA, model_type="olmo", feeding=Norm("", "layer")),
     OLMO2,
     replace(OLMO2, model_type="olmo3"),
     replace(OLMO2, model_type="flex_olmo"),
-    replace(OLMO2, model_type="exaone4", defaults=_sizes(4096, 32, 32, 32)),
+    replace(OLMO2, model_type="exaone4", defaults=sizes(4096, 32, 32, 32)),
     GLM4,
     PHI,
     replace(
         LLAMA,
         model_type="phi3",
         projections=(Projections("self_attn.o_proj", fused="self_attn.qkv_proj", layout="concatenated"),),
-        defaults=_sizes(3072, 32, 32),
+        defaults=sizes(3072, 32, 32),
     ),
     replace(
         LLAMA,
         model_type="nemotron",
         feeding=Norm("input_layernorm", "layer_plus_one"),
-        defaults=_sizes(6144, 32, 48),
+        defaults=sizes(6144, 32, 48),
     ),
     GPT_NEOX,
     replace(
         GPT_NEOX,
         model_type="persimmon",
         projections=(Projections("self_attn.dense", fused="self_attn.query_key_value", layout="interleaved"),),
-        defaults=_sizes(4096, 36, 64),
+        defaults=sizes(4096, 36, 64),
     ),
     GPT2,
     replace(GPT2, model_type="openai-gpt", feeding=None),
@@ -304,5 +304,5 @@ DECODERS: tuple[Family, ...] = (
         keys=Keys(width=("d_model",), depth=("num_layers",), heads=("attention_heads",)),
         defaults={"d_model": 1024, "num_layers": 24, "attention_heads": 16},
     ),
-    replace(OPT, model_type="biogpt", block="layers.{layer}.", when={}, defaults=_sizes(1024, 24, 16)),
+    replace(OPT, model_type="biogpt", block="layers.{layer}.", when={}, defaults=sizes(1024, 24, 16)),
 )

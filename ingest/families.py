@@ -12,6 +12,7 @@ from dataclasses import replace
 from ingest.decoders import DECODERS
 from ingest.encoders import ENCODERS
 from ingest.family import Family, Keys, Norm, Projections
+from ingest.hybrids import HYBRIDS
 
 
 def _by_name(rows: Iterable[Family]) -> dict[str, tuple[Family, ...]]:
@@ -21,7 +22,7 @@ def _by_name(rows: Iterable[Family]) -> dict[str, tuple[Family, ...]]:
     return table
 
 
-FAMILIES = _by_name((*DECODERS, *ENCODERS))
+FAMILIES = _by_name((*DECODERS, *HYBRIDS, *ENCODERS))
 """Rows by ``model_type`` of ``config.json``; where there are several, the configuration decides."""
 
 _GGUF = Family(

@@ -43,20 +43,26 @@ class Norm:
 
     ``kind`` is ``rms`` (x/rms * w), ``rms_plus_one`` (x/rms * (1 + w)), ``layer`` (mean removed,
     * w) or ``layer_plus_one`` (mean removed, * (1 + w)). ``tensor`` is empty where the norm has no
-    gain in the file. Layers before ``first_layer`` have no such norm.
+    gain in the file, and ``other_tensor`` is a second name that some files use. Layers before
+    ``first_layer`` have no such norm.
     """
 
     tensor: str
     kind: NormKind
     first_layer: int = 0
+    other_tensor: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Configuration keys of the sizes, tried in order; a dot reaches into a nested object."""
+    """Configuration keys of the sizes, tried in order; a dot reaches into a nested object.
+
+    ``layer_list`` is a list with an entry for each layer, which overrules the depth where present.
+    """
 
     width: tuple[str, ...] = ("hidden_size",)
     depth: tuple[str, ...] = ("num_hidden_layers",)
+    layer_list: tuple[str, ...] = ()
     heads: tuple[str, ...] = ("num_attention_heads",)
     kv_heads: tuple[str, ...] = ("num_key_value_heads",)
     head_dim: tuple[str, ...] = ("head_dim",)

@@ -210,7 +210,10 @@ def _size(checkpoint: Checkpoint, keys: Sequence[str], value: Any, largest: int 
 
 def _depth(checkpoint: Checkpoint, row: Family, config: Mapping[str, Any]) -> tuple[int, int]:
     """Numbered layers, and attention blocks in each."""
-    depth = _size(checkpoint, row.keys.depth, row.setting(config, *row.keys.depth), MOST_LAYERS)
+    keys = row.keys
+    listed = row.setting(config, *keys.layer_list)
+    counted = len(listed) if isinstance(listed, list) else row.setting(config, *keys.depth)
+    depth = _size(checkpoint, (*keys.layer_list, *keys.depth), counted, MOST_LAYERS)
     if not row.inner_count:
         return depth, 1
     inner = row.setting(config, row.inner_count)
@@ -343,7 +346,8 @@ def _plan_layer(
     if "folded" in operators:
         for role, norm in (("feeding_norm", feeding), ("branch_norm", branch)):
             if norm is not None and norm.tensor:
-                spellings = (f"{stem}{norm.tensor}.weight", f"{stem}{norm.tensor}.gamma")
+                names = [name for name in (norm.tensor, norm.other_tensor) if name]
+                spellings = [f"{stem}{name}.{gain}" for name in names for gain in ("weight", "gamma")]
                 tensors[role] = next((name for name in spellings if name in checkpoint), spellings[0])
     pruned = _pruned(checkpoint, config, layer, heads)
     plan = LayerPlan(row.stack, layer, heads, kv_heads, width, d_head, projections, tensors, feeding, branch, pruned)

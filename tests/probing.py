@@ -30,8 +30,9 @@ QK_NORMS = ("q_norm", "k_norm", "q_layernorm", "k_layernorm", "query_layernorm",
 
 @dataclass(frozen=True)
 class Block:
-    """A layer, the attention module within it and that module's output projection."""
+    """A layer and its number, the attention module within it and that module's output projection."""
 
+    number: int
     layer: nn.Module
     attention: nn.Module
     projection: nn.Module
@@ -52,7 +53,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class ProbedBlock:
-    """What one attention block does.
+    """What the attention block of one layer, by number, does.
 
     ``ov`` (head, d_model, d_model) maps a token to what a head writes when it attends to it. ``qk``
     (head, d_model, d_model) is the bilinear form of a head's scores at one position, without q/k
@@ -60,6 +61,7 @@ class ProbedBlock:
     of attention and of the norm on its output, None where the layer has no such norm.
     """
 
+    layer: int
     ov: Tensor
     qk: Tensor
     feeding: Tensor | None
@@ -140,9 +142,9 @@ class Run:
                 call.arguments[name] = at_first_position(name, call.arguments[name], tokens.shape[1])
 
     def feeding_norm(self, block: Block) -> nn.Module | None:
-        """The module of the layer whose result is what attention reads."""
+        """The module of the layer whose result attention reads, itself or times one."""
         read = self.read(block)
-        candidates = (module for module in self._within(block) if self._results[module] is read)
+        candidates = (module for module in self._within(block) if equal(self._results[module], read))
         return next((module for module in candidates if normalises(module, read.shape[-1])), None)
 
     def branch_norm(self, block: Block) -> nn.Module | None:
@@ -185,6 +187,11 @@ def without_qk_norms(attention: nn.Module) -> Iterator[None]:
             setattr(attention, name, module)
 
 
+def equal(result: Any, tokens: Tensor) -> bool:
+    """Whether a result of a module is these tokens, number by number."""
+    return isinstance(result, Tensor) and torch.equal(result, tokens)
+
+
 def at_first_position(name: str, value: Any, n_tokens: int) -> Any:
     """A positional argument of attention that puts every token where the first one was."""
     if isinstance(value, tuple):
@@ -224,7 +231,22 @@ def find_blocks(model: nn.Module, attention: str, projection: str) -> list[Block
     suffix = f".{projection}"
     names = [name.removesuffix(suffix) for name, _ in model.named_modules() if name.endswith(suffix)]
     layers = [model.get_submodule(name) for name in names]
-    return [Block(layer, layer.get_submodule(attention), layer.get_submodule(projection)) for layer in layers]
+    return [
+        Block(number, layer, layer.get_submodule(attention), layer.get_submodule(projection))
+        for number, layer in zip(layer_numbers(model, names), layers, strict=True)
+    ]
+
+
+def layer_numbers(model: nn.Module, names: list[str]) -> list[int]:
+    """Numbers of layers by path, counted through the lists of modules that hold them."""
+    places = [name.split(".") for name in names]
+    ends = [max(end for end, part in enumerate(place) if part.isdigit()) for place in places]
+    stacks = [".".join(place[:end]) for place, end in zip(places, ends, strict=True)]
+    starts, start = {}, 0
+    for stack in dict.fromkeys(stacks):
+        starts[stack] = start
+        start += len(list(model.get_submodule(stack).children()))
+    return [starts[stack] + int(place[end]) for stack, place, end in zip(stacks, places, ends, strict=True)]
 
 
 def probe(model: nn.Module, attention: str, projection: str) -> list[ProbedBlock]:
@@ -239,6 +261,7 @@ def probe(model: nn.Module, attention: str, projection: str) -> list[ProbedBlock
         feeding, branch = natural.feeding_norm(block), natural.branch_norm(block)
         probed.append(
             ProbedBlock(
+                block.number,
                 head_operators(alone, block, width, len(sample.weights)),
                 score_forms(aligned, block, width),
                 None if feeding is None else linear_part(feeding, width),

@@ -22,6 +22,7 @@ from ingest.source import open_checkpoint
 from stats.errors import CheckpointError
 from tests.decoder_variants import DECODER_VARIANTS
 from tests.encoder_variants import ENCODER_VARIANTS
+from tests.hybrid_variants import HYBRID_VARIANTS
 from tests.probing import ProbedBlock, probe
 from tests.variant import N_LAYERS, SIZES, WIDTH, Variant
 
@@ -30,7 +31,7 @@ EXACT, ROUNDED = 1e-10, 1e-6
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 
-VARIANTS = {**DECODER_VARIANTS, **ENCODER_VARIANTS}
+VARIANTS = {**DECODER_VARIANTS, **HYBRID_VARIANTS, **ENCODER_VARIANTS}
 PRE_NORM = [name for name, variant in VARIANTS.items() if not variant.post_norm]
 POST_NORM = [name for name, variant in VARIANTS.items() if variant.post_norm]
 every_variant = pytest.mark.parametrize("name", VARIANTS)
@@ -44,6 +45,11 @@ class Subject:
     headless: Path
     base_prefix: str
     blocks: list[ProbedBlock]
+    skipped: int
+
+    def measured(self, operator: Operator) -> list[tuple[Tensor, Tensor]]:
+        """``O V^T`` and ``Q K^T`` of every layer with attention, from the saved model."""
+        return measure(self.folder, operator, self.skipped)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -67,8 +73,9 @@ def subject(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Subject
             model = random_model(variant)
             model.save_pretrained(folder / "whole")
             model.base_model.save_pretrained(folder / "headless")
+            prefix = variant.saved_prefix or f"{model.base_model_prefix}."
             blocks = probe(model.double(), variant.attention, variant.projection)
-        return Subject(folder / "whole", folder / "headless", f"{model.base_model_prefix}.", blocks)
+        return Subject(folder / "whole", folder / "headless", prefix, blocks, variant.skipped)
 
     return make
 
@@ -104,10 +111,10 @@ def layers_below(prefix: str, planned: Plan) -> list[LayerPlan]:
     ]
 
 
-def measure(folder: Path, operator: Operator) -> list[tuple[Tensor, Tensor]]:
+def measure(folder: Path, operator: Operator, skipped: int = 0) -> list[tuple[Tensor, Tensor]]:
     """``O V^T`` and ``Q K^T`` (head, d_model, d_model) of every layer, from the checkpoint."""
     planned = plan(folder, operator)
-    assert not planned.skipped
+    assert len(planned.skipped) == skipped
     measured = []
     for layer in planned.layers:
         weights = read_weights(planned.checkpoint, layer)
@@ -134,15 +141,19 @@ def test_every_family_has_a_variant() -> None:
 @every_variant
 def test_operators_are_those_of_the_running_heads(name: str, subject: Callable[[str], Subject]) -> None:
     probed = subject(name).blocks
+    planned = plan(subject(name).folder, "raw")
     assert len(probed) == VARIANTS[name].n_blocks
-    for (ov, qk), block in zip(measure(subject(name).folder, "raw"), probed, strict=True):
+    assert [layer.layer for layer in planned.layers] == [block.layer for block in probed]
+    numbers = {layer.layer for layer in (*planned.layers, *planned.skipped)}
+    assert numbers == set(range(VARIANTS[name].n_blocks + VARIANTS[name].skipped))
+    for (ov, qk), block in zip(subject(name).measured("raw"), probed, strict=True):
         assert largest_error(ov, block.ov).max() < EXACT
         assert misalignment(qk, block.qk).max() < ROUNDED
 
 
 @pytest.mark.parametrize("name", PRE_NORM)
 def test_folded_operators_contain_the_running_norms(name: str, subject: Callable[[str], Subject]) -> None:
-    for (ov, qk), block in zip(measure(subject(name).folder, "folded"), subject(name).blocks, strict=True):
+    for (ov, qk), block in zip(subject(name).measured("folded"), subject(name).blocks, strict=True):
         folded_ov, folded_qk = block.folded()
         assert largest_error(ov, folded_ov).max() < ROUNDED
         assert misalignment(qk, folded_qk).max() < ROUNDED
@@ -157,7 +168,7 @@ def test_nothing_is_folded_where_no_norm_touches_attention(name: str, subject: C
 
 @every_variant
 def test_operators_and_attention_number_heads_alike(name: str, subject: Callable[[str], Subject]) -> None:
-    for (ov, _), block in zip(measure(subject(name).folder, "raw"), subject(name).blocks, strict=True):
+    for (ov, _), block in zip(subject(name).measured("raw"), subject(name).blocks, strict=True):
         sample = block.sample
         by_head = sample.weights @ sample.tokens @ ov.mT
         torch.testing.assert_close(by_head.sum(0), sample.written, rtol=0, atol=ROUNDED)
@@ -167,17 +178,19 @@ def test_operators_and_attention_number_heads_alike(name: str, subject: Callable
 
 @every_variant
 def test_shifted_heads_are_noticed(name: str, subject: Callable[[str], Subject]) -> None:
-    for (ov, qk), block in zip(measure(subject(name).folder, "raw"), subject(name).blocks, strict=True):
+    for (ov, qk), block in zip(subject(name).measured("raw"), subject(name).blocks, strict=True):
         assert largest_error(ov.roll(1, 0), block.ov).min() > 0.1
         assert misalignment(qk.roll(1, 0), block.qk).min() > 0.1
 
 
 @pytest.mark.parametrize("name", PRE_NORM)
 def test_folding_changes_the_operators(name: str, subject: Callable[[str], Subject]) -> None:
-    folder, blocks = subject(name).folder, subject(name).blocks
+    blocks = subject(name).blocks
     bare = [block.feeding is None and block.branch is None for block in blocks]
     assert not all(bare)
-    for (raw, _), (folded, _), is_bare in zip(measure(folder, "raw"), measure(folder, "folded"), bare, strict=True):
+    for (raw, _), (folded, _), is_bare in zip(
+        subject(name).measured("raw"), subject(name).measured("folded"), bare, strict=True
+    ):
         if is_bare or VARIANTS[name].bare_norm:
             assert torch.equal(raw, folded)
         else:
@@ -202,6 +215,35 @@ def test_wrapper_prefixes_give_the_same_plan(
     save_file({prefix + tensor: values for tensor, values in tensors.items()}, tmp_path / WEIGHTS)
     shutil.copy(folder / CONFIG, tmp_path)
     assert layers_below(prefix, plan(tmp_path, "raw")) == list(plan(folder, "raw").layers)
+
+
+@pytest.mark.parametrize("counted", [{"num_hidden_layers": 3}, {"layers_block_type": ["mamba", "attention", "mlp"]}])
+def test_layers_are_counted_by_number_or_by_list(
+    counted: dict[str, Any], subject: Callable[[str], Subject], tmp_path: Path
+) -> None:
+    folder = subject("nemotron_h").folder
+    config = json.loads((folder / CONFIG).read_text())
+    del config["layers_block_type"]
+    (tmp_path / CONFIG).write_text(json.dumps(config | counted))
+    shutil.copy(folder / WEIGHTS, tmp_path)
+    same = plan(folder, "raw")
+    assert plan(tmp_path, "raw").layers == same.layers
+    assert plan(tmp_path, "raw").skipped == same.skipped
+
+
+def test_a_norm_is_found_under_its_other_name(subject: Callable[[str], Subject], tmp_path: Path) -> None:
+    folder = subject("olmo_hybrid").folder
+    tensors = load_file(folder / WEIGHTS)
+    tensors["model.layers.1.post_attention_layernorm.weight"] = tensors.pop(
+        "model.layers.1.feedforward_layer_norm.weight"
+    )
+    save_file(tensors, tmp_path / WEIGHTS)
+    shutil.copy(folder / CONFIG, tmp_path)
+    for (ov, qk), (same_ov, same_qk) in zip(
+        measure(tmp_path, "folded", skipped=1), subject("olmo_hybrid").measured("folded"), strict=True
+    ):
+        assert torch.equal(ov, same_ov)
+        assert torch.equal(qk, same_qk)
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,8 @@ SIZES = {
 class Variant:
     """A model to build: its class and configuration, and two modules of a layer by path.
 
+    ``n_blocks`` counts the attention blocks and ``skipped`` the layers that have none.
+    ``saved_prefix`` is what stands before the stack in files, where the running model has another name for it.
     ``post_norm`` says that attention reads the residual stream and writes to it through no norm;
     ``bare_norm`` that its only norm has no gain and keeps the mean, so that folding it changes nothing.
     """
@@ -36,5 +38,7 @@ class Variant:
     attention: str = "self_attn"
     projection: str = "self_attn.o_proj"
     n_blocks: int = N_LAYERS
+    skipped: int = 0
+    saved_prefix: str = ""
     post_norm: bool = False
     bare_norm: bool = False
