@@ -4,29 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ingest.family import Family, Keys, Norm, Projections
-
-
-def sizes(
-    width: int, depth: int, heads: int, kv_heads: int | None = None, head_dim: int | None = None
-) -> dict[str, int]:
-    """Class defaults under the usual keys; a count left out is derived."""
-    sizes = {
-        "hidden_size": width,
-        "num_hidden_layers": depth,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "head_dim": head_dim,
-    }
-    return {key: size for key, size in sizes.items() if size is not None}
-
+from ingest.family import Family, Keys, Norm, Projections, sizes
 
 LLAMA = Family(
     "llama",
     "layers.{layer}.",
     (Projections("self_attn.o_proj", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),),
     feeding=Norm("input_layernorm", "rms"),
-    defaults={"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32},
+    defaults=sizes(4096, 32, 32),
 )
 MISTRAL = replace(LLAMA, model_type="mistral", defaults={**LLAMA.defaults, "num_key_value_heads": 8})
 QWEN2 = replace(LLAMA, model_type="qwen2", defaults={**LLAMA.defaults, "num_key_value_heads": 32})
@@ -34,25 +19,13 @@ GEMMA = replace(
     LLAMA,
     model_type="gemma",
     feeding=Norm("input_layernorm", "rms_plus_one"),
-    defaults={
-        "hidden_size": 3072,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 16,
-        "head_dim": 256,
-    },
+    defaults=sizes(3072, 28, 16, 16, 256),
 )
 GEMMA2 = replace(
     GEMMA,
     model_type="gemma2",
     branch=Norm("post_attention_layernorm", "rms_plus_one"),
-    defaults={
-        "hidden_size": 2304,
-        "num_hidden_layers": 26,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-    },
+    defaults=sizes(2304, 26, 8, 4, 256),
 )
 OPT = Family(
     "opt",

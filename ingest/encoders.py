@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ingest.family import Family, Keys, Norm, Projections
+from ingest.family import Family, Keys, Norm, Projections, sizes
 
-BASE = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12}
+BASE = sizes(768, 12, 12)
 
 BERT = Family(
     "bert",
@@ -57,14 +57,14 @@ ENCODERS: tuple[Family, ...] = (
     replace(
         BERT,
         model_type="electra",
-        defaults={"hidden_size": 256, "num_hidden_layers": 12, "num_attention_heads": 4},
+        defaults=sizes(256, 12, 4),
     ),
     replace(BERT, model_type="ernie"),
     replace(BERT, model_type="layoutlm"),
     replace(
         BERT,
         model_type="rembert",
-        defaults={"hidden_size": 1152, "num_hidden_layers": 32, "num_attention_heads": 18},
+        defaults=sizes(1152, 32, 18),
     ),
     replace(
         BERT,
@@ -77,14 +77,14 @@ ENCODERS: tuple[Family, ...] = (
         BERT,
         model_type="megatron-bert",
         feeding=Norm("attention.ln", "layer"),
-        defaults={"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16},
+        defaults=sizes(1024, 24, 16),
     ),
     replace(BERT, model_type="roberta-prelayernorm", feeding=Norm("attention.LayerNorm", "layer")),
     replace(
         BERT,
         model_type="xlm-roberta-xl",
         feeding=Norm("attention.self_attn_layer_norm", "layer"),
-        defaults={"hidden_size": 2560, "num_hidden_layers": 36, "num_attention_heads": 32},
+        defaults=sizes(2560, 36, 32),
     ),
     replace(BERT, model_type="esm", feeding=Norm("attention.LayerNorm", "layer")),
     replace(
@@ -124,7 +124,7 @@ ENCODERS: tuple[Family, ...] = (
                 "attention.self.value_proj",
             ),
         ),
-        defaults={"hidden_size": 1536, "num_hidden_layers": 24, "num_attention_heads": 24},
+        defaults=sizes(1536, 24, 24),
     ),
     replace(
         BERT,
@@ -158,7 +158,7 @@ ENCODERS: tuple[Family, ...] = (
         model_type="dinov3_vit",
         block="layer.{layer}.",
         projections=(Projections("attention.o_proj", "attention.q_proj", "attention.k_proj", "attention.v_proj"),),
-        defaults={"hidden_size": 384, "num_hidden_layers": 12, "num_attention_heads": 6},
+        defaults=sizes(384, 12, 6),
     ),
     WAV2VEC2,
     WAV2VEC2_PRE_NORM,

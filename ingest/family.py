@@ -112,3 +112,17 @@ class Family:
     def describes(self, config: Mapping[str, Any]) -> bool:
         """Whether the configuration has the settings this row is for."""
         return all(self.setting(config, key) == value for key, value in self.when.items())
+
+
+def sizes(
+    width: int, depth: int, heads: int, kv_heads: int | None = None, head_dim: int | None = None
+) -> dict[str, int]:
+    """Class defaults under the usual keys; a count left out is derived."""
+    sizes = {
+        "hidden_size": width,
+        "num_hidden_layers": depth,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+    }
+    return {key: size for key, size in sizes.items() if size is not None}

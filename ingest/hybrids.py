@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ingest.decoders import LLAMA, sizes
-from ingest.family import Family, Keys, Norm, Projections
+from ingest.decoders import LLAMA
+from ingest.family import Family, Keys, Norm, Projections, sizes
 
 JAMBA = replace(LLAMA, model_type="jamba", defaults=sizes(4096, 32, 32, 8))
 
