@@ -319,8 +319,10 @@ def plan(
 
     summary, tensors = plan_summary(planned), plan_rows(planned)
     if style == "json":
+        from query.output import deliver_bytes
+
         text = json.dumps(summary | {"tensor_list": tensors}, indent=1) + "\n"
-        output.write_text(text, encoding="utf-8") if output else click.echo(text, nl=False)
+        deliver_bytes(text.encode(), output)
         return
     frame = pl.DataFrame(tensors)
     if style != "table":

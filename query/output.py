@@ -66,10 +66,18 @@ def deliver(frame: pl.DataFrame, style: Format, output: Path | None) -> None:
     Raises:
         QueryError: parquet to a terminal, or a file that cannot be written.
     """
-    data = encode(frame, style)
+    if output is None and style == "parquet" and sys.stdout.isatty():
+        raise QueryError("parquet is not text", remedy="write it to a file with --output FILE")
+    deliver_bytes(encode(frame, style), output)
+
+
+def deliver_bytes(data: bytes, output: Path | None) -> None:
+    """Print encoded data, or write it to a file that appears whole or not at all.
+
+    Raises:
+        QueryError: a file that cannot be written.
+    """
     if output is None:
-        if style == "parquet" and sys.stdout.isatty():
-            raise QueryError("parquet is not text", remedy="write it to a file with --output FILE")
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
         return

@@ -70,6 +70,16 @@ def test_bytes_read_are_those_the_plan_announced(tmp_path: Path, llama_directory
     assert {tensor["role"] for tensor in planned["tensor_list"]} == {"query", "key", "value", "output", "feeding_norm"}
 
 
+@pytest.mark.parametrize("style", ["json", "csv"])
+def test_a_plan_that_cannot_be_written_is_one_error(llama_directory: Path, tmp_path: Path, style: str) -> None:
+    result = run("plan", llama_directory, "--format", style, "--output", tmp_path / "missing" / "plan")
+    assert result.exit_code == 1
+    assert "the output cannot be written" in result.stderr
+    written = tmp_path / "plan"
+    assert run("plan", llama_directory, "--format", style, "--output", written).stdout == ""
+    assert written.read_bytes() == run("plan", llama_directory, "--format", style).stdout_bytes
+
+
 def test_plan_for_people_and_for_programs(llama_directory: Path) -> None:
     text = run("plan", llama_directory).stdout
     assert "kv_heads_per_layer  2" in text
