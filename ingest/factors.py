@@ -11,17 +11,18 @@ from torch import Tensor
 
 from ingest.checkpoint import Checkpoint
 from ingest.family import Norm
-from ingest.plan import LayerPlan, Operator
-
-NORM_ROLES = ("feeding_norm", "branch_norm")
+from ingest.latent import compose, latent_parts
+from ingest.plan import GAINS, LayerPlan, Operator
 
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """Canonical projections of one layer in the checkpoint's dtype, contiguous, heads in order along rows.
+    """Canonical projections of one layer, contiguous, heads in order along rows.
 
-    ``w_q`` (head d_head, d_model), ``w_k`` and ``w_v`` (kv_head d_head, d_model), ``w_o``
-    (d_model, head d_head), and the norm gains (d_model,) that folding needs.
+    ``w_q`` (head d_key, d_model), ``w_k`` (kv_head d_key, d_source), ``w_v`` (kv_head d_head,
+    d_source), ``w_o`` (d_model, head d_head), and the norm gains that folding needs. In the
+    checkpoint's dtype, or in float64 where they are products. ``values`` and ``queries`` are what
+    identifies them: the stored matrices themselves, or the factors of the products.
     """
 
     w_q: Tensor
@@ -29,14 +30,16 @@ class LayerWeights:
     w_v: Tensor
     w_o: Tensor
     gains: Mapping[str, Tensor]
+    values: tuple[Tensor, ...]
+    queries: tuple[Tensor, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class HeadFactors:
     """Factors of one layer and operator.
 
-    ``output`` O (head, d_model, d_head), ``value`` V (kv_head, d_model, d_head), ``query`` and
-    ``key`` likewise; ``kv_head`` (head,) says which value and key a head reads.
+    ``output`` O (head, d_model, d_head), ``value`` V (kv_head, d_source, d_head), ``query`` (head,
+    d_model, d_key) and ``key`` (kv_head, d_source, d_key); ``kv_head`` (head,) says which value and key a head reads.
     """
 
     output: Tensor
@@ -49,17 +52,25 @@ class HeadFactors:
 def read_weights(checkpoint: Checkpoint, plan: LayerPlan) -> LayerWeights:
     """Read one layer and bring every layout to the same four matrices."""
     tensors = {role: checkpoint.read(name) for role, name in plan.tensors.items()}
-    gains: dict[str, Tensor] = {role: tensors.pop(role) for role in NORM_ROLES if role in tensors}
+    gains: dict[str, Tensor] = {role: tensors.pop(role) for role in GAINS if role in tensors}
+    if plan.projections.latent is not None:
+        parts = latent_parts(tensors, plan)
+        w_q, w_k, w_v = compose(parts, plan)
+        w_o = tensors["output"].contiguous()
+        return LayerWeights(w_q, w_k, w_v, w_o, gains, (*parts.value, w_o), parts.query_key)
     if plan.projections.transposed:
         tensors = {role: tensor.mT for role, tensor in tensors.items()}
     if "fused" in tensors:
         w_q, w_k, w_v = split_fused(tensors["fused"], plan)
     else:
         w_q, w_k, w_v = tensors["query"], tensors["key"], tensors["value"]
+    if plan.projections.gated_query:
+        w_q = w_q.view(plan.stored_heads, 2, -1, w_q.shape[-1])[:, 0].flatten(0, 1)
     w_o = tensors["output"]
     if plan.pruned:
         w_q, w_k, w_v, w_o = _restore_pruned(w_q, w_k, w_v, w_o, plan)
-    return LayerWeights(w_q.contiguous(), w_k.contiguous(), w_v.contiguous(), w_o.contiguous(), gains)
+    w_q, w_k, w_v, w_o = (w.contiguous() for w in (w_q, w_k, w_v, w_o))
+    return LayerWeights(w_q, w_k, w_v, w_o, gains, (w_v, w_o), (w_q, w_k))
 
 
 def split_fused(fused: Tensor, plan: LayerPlan) -> tuple[Tensor, Tensor, Tensor]:
@@ -74,7 +85,7 @@ def split_fused(fused: Tensor, plan: LayerPlan) -> tuple[Tensor, Tensor, Tensor]
     if layout == "interleaved":
         query, key, value = fused.view(plan.stored_heads, 3, plan.d_head, fused.shape[-1]).unbind(1)
         return query.flatten(0, 1), key.flatten(0, 1), value.flatten(0, 1)
-    rows, kv_rows = plan.stored_heads * plan.d_head, plan.stored_kv_heads * plan.d_head
+    rows, kv_rows = plan.stored_heads * plan.sizes.d_key, plan.stored_kv_heads * plan.sizes.d_key
     return fused[:rows], fused[rows : rows + kv_rows], fused[rows + kv_rows :]
 
 
@@ -84,14 +95,14 @@ def _restore_pruned(
     """Put zero blocks where heads were removed, so that the others keep their numbers."""
     kept = [head for head in range(plan.n_heads) if head not in plan.pruned]
 
-    def rows(w: Tensor) -> Tensor:
-        full = w.new_zeros(plan.n_heads, plan.d_head, w.shape[-1])
-        full[kept] = w.reshape(len(kept), plan.d_head, w.shape[-1])
+    def rows(w: Tensor, size: int) -> Tensor:
+        full = w.new_zeros(plan.n_heads, size, w.shape[-1])
+        full[kept] = w.reshape(len(kept), size, w.shape[-1])
         return full.flatten(0, 1)
 
     if plan.stored_kv_heads < plan.n_kv_heads:
-        w_k, w_v = rows(w_k), rows(w_v)
-    return rows(w_q), w_k, w_v, rows(w_o.mT).mT
+        w_k, w_v = rows(w_k, plan.sizes.d_key), rows(w_v, plan.d_head)
+    return rows(w_q, plan.sizes.d_key), w_k, w_v, rows(w_o.mT, plan.d_head).mT
 
 
 def digest(*matrices: Tensor) -> bytes:
@@ -126,7 +137,7 @@ class ModelHashes:
 def layer_digests(weights: LayerWeights) -> LayerDigests:
     """Digests of one layer, the same whatever format, sharding or fused layout it came from."""
     gains = [gain[None] for _, gain in sorted(weights.gains.items())]
-    return LayerDigests(digest(weights.w_v, weights.w_o), digest(weights.w_q, weights.w_k), digest(*gains))
+    return LayerDigests(digest(*weights.values), digest(*weights.queries), digest(*gains))
 
 
 def model_hashes(layers: Sequence[LayerDigests]) -> ModelHashes:
@@ -148,7 +159,8 @@ def head_factors(
     """Factors on ``device`` in ``dtype``; biases are no part of them.
 
     ``folded`` multiplies the norm in front of attention into V, Q and K (``diag(g) V`` for RMSNorm,
-    ``(I - 11^T/d) diag(g) V`` for LayerNorm) and the gain on the branch's output into O.
+    ``(I - 11^T/d) diag(g) V`` for LayerNorm) and the gain on the branch's output into O. Values and
+    keys that read another stream have that stream's norm.
     """
 
     def heads(w: Tensor, count: int) -> Tensor:
@@ -158,9 +170,14 @@ def head_factors(
     kv_heads = plan.n_kv_heads
     value, key = heads(weights.w_v, kv_heads), heads(weights.w_k, kv_heads)
     query = heads(weights.w_q, plan.n_heads)
+    if plan.value_scale != 1:
+        value = value * plan.value_scale
     if operator == "folded":
         if plan.feeding is not None:
-            value, query, key = (fold(x, plan.feeding, weights.gains.get("feeding_norm")) for x in (value, query, key))
+            query = fold(query, plan.feeding, weights.gains.get("feeding_norm"))
+        source, role = (plan.source, "source_norm") if plan.two_spaces else (plan.feeding, "feeding_norm")
+        if source is not None:
+            value, key = (fold(x, source, weights.gains.get(role)) for x in (value, key))
         if plan.branch is not None:
             output = fold(output, plan.branch, weights.gains.get("branch_norm"))
     kv_head = torch.arange(plan.n_heads, device=device) // (plan.n_heads // kv_heads)

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from ingest.decoders import DECODERS
@@ -24,6 +24,9 @@ def _by_name(rows: Iterable[Family]) -> dict[str, tuple[Family, ...]]:
 
 FAMILIES = _by_name((*DECODERS, *HYBRIDS, *ENCODERS))
 """Rows by ``model_type`` of ``config.json``; where there are several, the configuration decides."""
+
+WRAPPED: Mapping[str, Mapping[str, str]] = {}
+"""What a multimodal model's class assumes of nested configurations that do not name their ``model_type``."""
 
 _GGUF = Family(
     "llama",

@@ -108,7 +108,13 @@ def measure(plan: Plan, settings: ComputeSettings) -> Iterator[LayerMeasurement]
             factors = head_factors(weights, layer, operator, device, dtype)
             kv_head = factors.kv_head.cpu().numpy()
             measured = measure_layer(
-                factors.output, factors.value, factors.query, factors.key, factors.kv_head, rank_cut
+                factors.output,
+                factors.value,
+                factors.query,
+                factors.key,
+                factors.kv_head,
+                rank_cut,
+                two_spaces=layer.two_spaces,
             )
             del factors
             for head in layer.pruned:
@@ -124,8 +130,7 @@ def _workers(plan: Plan, device: torch.device, item_size: int) -> int:
     """Layers in flight: one per core, as far as half the available memory goes; two on a GPU."""
     if device.type != "cpu":
         return 2
-    values = max(sum(plan.checkpoint.header(name).numel for name in layer.tensors.values()) for layer in plan.layers)
-    per_layer = values * item_size * WORKING_COPIES
+    per_layer = max(layer.numel for layer in plan.layers) * item_size * WORKING_COPIES
     available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 2**32
     return max(1, min(_cores(), len(plan.layers), available // 2 // max(1, per_layer)))
 

@@ -2,50 +2,73 @@
 
 from __future__ import annotations
 
-import re
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
+from ingest.blocks import Block, find_blocks, no_attention
 from ingest.checkpoint import Checkpoint, TensorHeader
-from ingest.family import Family, Norm, Projections
+from ingest.family import NEUTRALISED, Norm, PieceName, Projections
 from ingest.quantized import refuse_quantized, require_floating
-from ingest.recognition import recognise
+from ingest.recognition import Recognition, Stack, recognise
+from ingest.sizes import Depth, HeadSizes, branch_multiplier, depth, head_sizes, layer_types, positive
 from stats.errors import CheckpointError
 
 Operator = Literal["raw", "folded"]
 
-WRAPPER_PREFIXES = (
-    "module.", "_orig_mod.", "base_model.model.", "model.", "transformer.", "language_model.", "text_model.",
-    "backbone.", "gpt_neox.", "bert.", "roberta.", "albert.", "encoder.", "vit.",
-)  # fmt: skip
-"""Prefixes that wrap a model without changing which stack it is."""
+GAINS = ("feeding_norm", "source_norm", "branch_norm")
+"""Roles of the norm gains that only folding reads."""
 
-MOST_LAYERS = 10_000
-"""Layers a configuration may speak of: each one that has no attention is listed."""
+QK_NORMS = ("q_norm", "q_layernorm", "query_layernorm", "attn_q_norm", "q_ln")
+"""Names, beside the projections, of a norm that queries pass within attention."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerPlan:
-    """One layer with attention: its sizes and the tensors that hold it.
+    """One block of attention: its sizes and the tensors that hold it.
 
-    ``tensors`` maps a role (query, key, value, fused, output, feeding_norm, branch_norm) to a
-    tensor name. ``pruned`` lists heads the checkpoint has removed; the other sizes count them.
+    ``tensors`` maps a role (those of ``Projections.roles``, and of ``GAINS`` where they are to be
+    folded) to a tensor name. ``pruned`` lists heads the checkpoint has removed; the other sizes
+    count them. ``pieces`` names what lies between a token and a head's output besides ``T``, and
+    ``multiplier`` what the branch is multiplied with outside; ``layer_scale`` is the tensor of a
+    vector that does the same.
     """
 
     stack: str
     layer: int
-    n_heads: int
-    n_kv_heads: int
-    d_model: int
-    d_head: int
+    sizes: HeadSizes
     projections: Projections
     tensors: Mapping[str, str]
     feeding: Norm | None
     branch: Norm | None
+    source: Norm | None = None
+    two_spaces: bool = False
     pruned: tuple[int, ...] = ()
+    pieces: tuple[PieceName, ...] = ()
+    value_scale: float = 1.0
+    multiplier: float = 1.0
+    layer_scale: str | None = None
+
+    @property
+    def n_heads(self) -> int:
+        """Query heads, pruned ones included."""
+        return self.sizes.n_heads
+
+    @property
+    def n_kv_heads(self) -> int:
+        """Key/value heads, pruned ones included."""
+        return self.sizes.n_kv_heads
+
+    @property
+    def d_model(self) -> int:
+        """Width of the stream that heads write to."""
+        return self.sizes.d_model
+
+    @property
+    def d_head(self) -> int:
+        """Width of a head's value."""
+        return self.sizes.d_head
 
     @property
     def stored_heads(self) -> int:
@@ -56,6 +79,18 @@ class LayerPlan:
     def stored_kv_heads(self) -> int:
         """Key/value heads the file holds; one that several heads share is never removed."""
         return self.n_kv_heads if self.n_kv_heads < self.n_heads else self.stored_heads
+
+    @property
+    def neutralised(self) -> tuple[PieceName, ...]:
+        """The pieces that ``T`` leaves out."""
+        return tuple(piece for piece in self.pieces if piece in NEUTRALISED)
+
+    @property
+    def numel(self) -> int:
+        """Values of the layer's four projections as they are measured."""
+        sizes = self.sizes
+        reading = sizes.n_kv_heads * (sizes.d_key + sizes.d_head) * sizes.d_source
+        return sizes.n_heads * (sizes.d_key + sizes.d_head) * sizes.d_model + reading
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +107,16 @@ class Plan:
     """Everything an ingest will read and compute."""
 
     checkpoint: Checkpoint
-    family: Family
-    recognised_by: str
+    recognition: Recognition
     operators: tuple[Operator, ...]
     layers: tuple[LayerPlan, ...]
     skipped: tuple[SkippedLayer, ...]
     ignored_prefixes: tuple[str, ...]
+
+    @property
+    def family(self) -> str:
+        """The family rows that were used, joined by ``+``."""
+        return "+".join(dict.fromkeys(stack.family.model_type for stack in self.recognition.stacks))
 
     @cached_property
     def tensors(self) -> tuple[TensorHeader, ...]:
@@ -93,8 +132,8 @@ class Plan:
     @property
     def source_dtype(self) -> str:
         """Storage types of the projections, joined by ``+``."""
-        norms = {name for layer in self.layers for role, name in layer.tensors.items() if role.endswith("norm")}
-        return "+".join(sorted({tensor.dtype for tensor in self.tensors if tensor.name not in norms}))
+        gains = {name for layer in self.layers for role, name in layer.tensors.items() if role in GAINS}
+        return "+".join(sorted({tensor.dtype for tensor in self.tensors if tensor.name not in gains}))
 
 
 def plan_checkpoint(
@@ -111,203 +150,138 @@ def plan_checkpoint(
         CheckpointError: unknown family, quantised weights, no attention found, shapes that
             contradict the configuration, or a folded operator the architecture does not have.
     """
-    row, config, recognised_by = recognise(checkpoint, family)
-    refuse_quantized(checkpoint, config)
-    if "folded" in operators and not row.can_fold:
+    recognition = recognise(checkpoint, family)
+    for stack in recognition.stacks:
+        refuse_quantized(checkpoint, stack.config)
+    if "folded" in operators and not any(stack.family.can_fold for stack in recognition.stacks):
         raise CheckpointError(
-            f"{row.model_type} has no folded operator",
+            f"{recognition.stacks[0].family.model_type} has no folded operator",
             where=checkpoint.source,
             expected="a norm in front of attention, or a gain on its output",
             found="a norm after the residual sum",
             remedy="use --operator raw",
         )
-    depth, inner = _depth(checkpoint, row, config)
-    blocks, ignored = _find_blocks(checkpoint, row, inner)
-    layers = []
-    skipped = []
-    for layer in range(depth * inner):
-        if layer in blocks:
-            layers.append(_plan_layer(checkpoint, row, config, layer, *blocks[layer], operators))
+    layers: list[LayerPlan] = []
+    skipped: list[SkippedLayer] = []
+    ignored: set[str] = set()
+    own: set[str] = set()
+    for stack in recognition.stacks:
+        planned = _plan_stack(checkpoint, stack, operators)
+        layers += planned.layers
+        skipped += planned.skipped
+        ignored.update(planned.ignored)
+        own.add(planned.prefix)
+    return Plan(checkpoint, recognition, tuple(operators), tuple(layers), tuple(skipped), tuple(sorted(ignored - own)))
+
+
+@dataclass(frozen=True, slots=True)
+class _PlannedStack:
+    layers: list[LayerPlan]
+    skipped: list[SkippedLayer]
+    prefix: str
+    ignored: list[str]
+
+
+def _plan_stack(checkpoint: Checkpoint, stack: Stack, operators: Sequence[Operator]) -> _PlannedStack:
+    extent = depth(checkpoint, stack)
+    types = layer_types(stack.config)
+    borrowing = _borrowing_layers(checkpoint, stack, extent)
+    blocks, ignored = find_blocks(checkpoint, stack, extent.inner, types, borrowing)
+    layers, skipped = [], []
+    for number in range(extent.blocks):
+        if number in borrowing:
+            skipped.append(SkippedLayer(stack.name, number, "reads keys and values of an earlier layer"))
+        elif number not in blocks:
+            called = f" ({types[number]})" if number < len(types) else ""
+            skipped.append(SkippedLayer(stack.name, number, f"no attention tensors in the checkpoint{called}"))
         else:
-            skipped.append(SkippedLayer(row.stack, layer, "no attention tensors in the checkpoint"))
+            sizes = head_sizes(checkpoint, stack, blocks[number].projections, number)
+            if sizes is None:
+                skipped.append(SkippedLayer(stack.name, number, "the configuration gives the layer no heads"))
+            else:
+                layers.append(_plan_layer(checkpoint, stack, extent, number, blocks[number], sizes, operators))
     skipped += [
-        SkippedLayer(row.stack, layer, f"beyond the {depth * inner} layers of the configuration")
-        for layer in sorted(blocks)
-        if layer >= depth * inner
+        SkippedLayer(stack.name, number, f"beyond the {extent.blocks} layers of the configuration")
+        for number in sorted(blocks)
+        if number >= extent.blocks
     ]
     if not layers:
-        raise _no_attention(checkpoint, row)
-    return Plan(checkpoint, row, recognised_by, tuple(operators), tuple(layers), tuple(skipped), tuple(ignored))
+        raise no_attention(checkpoint, stack.family)
+    return _PlannedStack(layers, skipped, next(iter(blocks.values())).prefix, ignored)
 
 
-def _no_attention(checkpoint: Checkpoint, row: Family) -> CheckpointError:
-    projection = row.projections[0]
-    return CheckpointError(
-        "no attention found in the checkpoint",
-        where=checkpoint.source,
-        expected=", ".join(f"{row.block}{name}.weight" for name in projection.roles.values()),
-        found=", ".join(list(checkpoint.location)[:6]) or "no tensors",
-        remedy="check that the weights belong to the configuration, or name the family with --family",
-    )
-
-
-def _size(checkpoint: Checkpoint, keys: Sequence[str], value: Any, largest: int = 2**31 - 1) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= largest:
-        raise CheckpointError(
-            "the configuration does not give a size",
-            where=f"{checkpoint.source}, {' or '.join(keys)}",
-            expected=f"an integer from 1 to {largest:,}",
-            found=repr(value)[:100],
-            remedy="correct the configuration the model was saved with",
-        )
-    return value
-
-
-def _depth(checkpoint: Checkpoint, row: Family, config: Mapping[str, Any]) -> tuple[int, int]:
-    """Numbered layers, and attention blocks in each."""
-    keys = row.keys
-    listed = row.setting(config, *keys.layer_list)
-    counted = len(listed) if isinstance(listed, list) else row.setting(config, *keys.depth)
-    depth = _size(checkpoint, (*keys.layer_list, *keys.depth), counted, MOST_LAYERS)
-    if not row.inner_count:
-        return depth, 1
-    inner = row.setting(config, row.inner_count)
-    return depth, _size(checkpoint, [row.inner_count], inner, MOST_LAYERS // depth)
-
-
-def _head_sizes(checkpoint: Checkpoint, row: Family, config: Mapping[str, Any], layer: int) -> tuple[int, int, int]:
-    """Query heads, key/value heads and head size of one layer; per-layer lists are indexed."""
-
-    def setting(keys: Sequence[str]) -> Any:
-        value = row.setting(config, *keys)
-        if isinstance(value, list):
-            value = value[layer] if layer < len(value) else None
-        return value
-
-    keys = row.keys
-    heads = _size(checkpoint, keys.heads, setting(keys.heads))
-    kv_heads = row.fixed_kv_heads or setting(keys.kv_heads)
-    kv_heads = heads if kv_heads is None else _size(checkpoint, keys.kv_heads, kv_heads)
-    width = _size(checkpoint, keys.width, row.setting(config, *keys.width))
-    d_head = setting(keys.head_dim)
-    d_head = width // heads if d_head is None else _size(checkpoint, keys.head_dim, d_head)
-    if heads % kv_heads:
-        raise CheckpointError(
-            "query heads cannot be grouped evenly",
-            where=f"{checkpoint.source}, layer {layer}",
-            expected="key/value heads that divide the query heads",
-            found=f"{heads} query heads, {kv_heads} key/value heads",
-            remedy="correct the configuration; a count it lacks is the model class's own default",
-        )
-    return heads, kv_heads, d_head
-
-
-def _block_pattern(row: Family, projections: Projections) -> re.Pattern[str]:
-    """Matches a projection's weight, with its prefix, layer, inner number and role's name."""
-    block = (
-        re.escape(row.block).replace(r"\{layer\}", r"(?P<layer>\d{1,6})").replace(r"\{inner\}", r"(?P<inner>\d{1,6})")
-    )
-    names = "|".join(re.escape(name) for name in projections.roles.values())
-    return re.compile(rf"(?P<prefix>(?:.*\.)?)(?P<block>{block})(?P<projection>{names})\.weight")
-
-
-def _find_blocks(
-    checkpoint: Checkpoint, row: Family, inner: int
-) -> tuple[dict[int, tuple[str, Projections]], list[str]]:
-    """The attention blocks of the model's own stack, by layer number, and prefixes left aside."""
-    for projections in row.projections:
-        by_prefix: dict[str, dict[int, dict[str, str]]] = defaultdict(lambda: defaultdict(dict))
-        pattern = _block_pattern(row, projections)
-        for name in checkpoint.location:
-            match = pattern.fullmatch(name)
-            if match:
-                number = int(match["layer"]) * inner + int(match.groupdict().get("inner") or 0)
-                stem = match["prefix"] + match["block"]
-                by_prefix[match["prefix"]][number][match["projection"]] = stem
-        complete = {
-            prefix: found
-            for prefix, found in by_prefix.items()
-            if any(len(names) == len(projections.roles) for names in found.values())
-        }
-        if not complete:
-            if by_prefix:
-                _raise_incomplete(checkpoint, projections, next(iter(by_prefix.values())))
-            continue
-        prefix = _own_prefix(checkpoint, list(complete))
-        for found in complete[prefix].values():
-            if len(found) != len(projections.roles):
-                _raise_incomplete(checkpoint, projections, complete[prefix])
-        blocks = {layer: (next(iter(found.values())), projections) for layer, found in complete[prefix].items()}
-        return blocks, sorted(set(complete) - {prefix})
-    raise _no_attention(checkpoint, row)
-
-
-def _raise_incomplete(
-    checkpoint: Checkpoint, projections: Projections, blocks: Mapping[int, Mapping[str, str]]
-) -> None:
-    layer, found = next(
-        (layer, found) for layer, found in sorted(blocks.items()) if len(found) < len(projections.roles)
-    )
-    stem = next(iter(found.values()))
-    missing = [f"{stem}{name}.weight" for name in projections.roles.values() if name not in found]
-    raise CheckpointError(
-        "a layer's attention is incomplete",
-        where=f"{checkpoint.source}, layer {layer}",
-        expected=", ".join(missing),
-        found=", ".join(f"{stem}{name}.weight" for name in found),
-        remedy="complete the download; if the weights are stored in another form, convert them to plain matrices",
-    )
-
-
-def _own_prefix(checkpoint: Checkpoint, prefixes: list[str]) -> str:
-    """The prefix of the model's own stack when a file holds several."""
-
-    def is_wrapper(prefix: str) -> bool:
-        while prefix:
-            stripped = next(
-                (prefix.removeprefix(known) for known in WRAPPER_PREFIXES if prefix.startswith(known)), None
-            )
-            if stripped is None:
-                return False
-            prefix = stripped
-        return True
-
-    own = [prefix for prefix in prefixes if is_wrapper(prefix)] if len(prefixes) > 1 else prefixes
-    if len(own) != 1:
-        raise CheckpointError(
-            "the checkpoint holds several attention stacks of the same form",
-            where=checkpoint.source,
-            expected="one stack, or one under a usual prefix",
-            found=", ".join(repr(prefix) for prefix in prefixes),
-            remedy="save the stack you want as its own checkpoint",
-        )
-    return own[0]
+def _borrowing_layers(checkpoint: Checkpoint, stack: Stack, extent: Depth) -> range:
+    """Layers at the end that use the keys and values of earlier ones."""
+    key = stack.family.shared_layers
+    shared = stack.family.setting(stack.config, key) if key else 0
+    if not shared:
+        return range(0)
+    return range(extent.blocks - positive(checkpoint, [key], shared, extent.blocks), extent.blocks)
 
 
 def _plan_layer(
     checkpoint: Checkpoint,
-    row: Family,
-    config: Mapping[str, Any],
-    layer: int,
-    stem: str,
-    projections: Projections,
+    stack: Stack,
+    extent: Depth,
+    number: int,
+    block: Block,
+    sizes: HeadSizes,
     operators: Sequence[Operator],
 ) -> LayerPlan:
-    heads, kv_heads, d_head = _head_sizes(checkpoint, row, config, layer)
-    width = _size(checkpoint, row.keys.width, row.setting(config, *row.keys.width))
-    tensors = {role: f"{stem}{name}.weight" for role, name in projections.roles.items()}
-    feeding = row.feeding if row.feeding is not None and layer >= row.feeding.first_layer else None
-    branch = row.branch
+    family = stack.family
+    tensors = {role: f"{block.name(name)}.weight" for role, name in block.projections.roles.items()}
+    feeding = family.feeding if family.feeding is not None and number >= family.feeding.first_layer else None
     if "folded" in operators:
-        for role, norm in (("feeding_norm", feeding), ("branch_norm", branch)):
-            if norm is not None and norm.tensor:
-                names = [name for name in (norm.tensor, norm.other_tensor) if name]
-                spellings = [f"{stem}{name}.{gain}" for name in names for gain in ("weight", "gamma")]
-                tensors[role] = next((name for name in spellings if name in checkpoint), spellings[0])
-    pruned = _pruned(checkpoint, config, layer, heads)
-    plan = LayerPlan(row.stack, layer, heads, kv_heads, width, d_head, projections, tensors, feeding, branch, pruned)
+        for role, norm in zip(GAINS, (feeding, family.source, family.branch), strict=True):
+            names = norm.names(block.prefix, block.path, block.layer, block.inner) if norm is not None else []
+            if names:
+                tensors[role] = next((name for name in names if name in checkpoint), names[0])
+    multiplier, scale = family.multiplier, None
+    if multiplier is not None and multiplier.gain and block.name(multiplier.gain) in checkpoint:
+        scale = block.name(multiplier.gain)
+    value_scale = family.setting(stack.config, family.value_scale) if family.value_scale else None
+    plan = LayerPlan(
+        stack.name,
+        number,
+        sizes,
+        block.projections,
+        tensors,
+        feeding,
+        family.branch,
+        family.source,
+        family.two_spaces,
+        _pruned(checkpoint, stack.config, number, sizes.n_heads),
+        _pieces(checkpoint, stack, block),
+        1.0 if value_scale is None else float(value_scale),
+        branch_multiplier(checkpoint, stack, multiplier, extent.layers),
+        scale,
+    )
     _check_tensors(checkpoint, plan)
     return plan
+
+
+def _pieces(checkpoint: Checkpoint, stack: Stack, block: Block) -> tuple[PieceName, ...]:
+    """What lies between tokens and the head's output besides matrices, by name."""
+    found: list[PieceName] = []
+    for piece in stack.family.pieces:
+        if piece.tensor:
+            there = block.name(piece.tensor) in checkpoint
+        elif piece.setting:
+            there = bool(stack.family.setting(stack.config, piece.setting))
+        else:
+            there = True
+        if there:
+            found.append(piece.name)
+    if block.projections.latent is not None:
+        found.append("latent_norm")
+    if block.projections.gated_query:
+        found.append("output_gate")
+    beside = block.name(block.projections.output).rpartition(".")[0]
+    endings = ("weight", "norms.0.weight")
+    names = (f"{beside}.{norm}.{ending}" for norm in QK_NORMS for ending in endings)
+    if any(name in checkpoint for name in names):
+        found.append("qk_norm")
+    return tuple(dict.fromkeys(found))
 
 
 def _pruned(checkpoint: Checkpoint, config: Mapping[str, Any], layer: int, heads: int) -> tuple[int, ...]:
@@ -327,17 +301,33 @@ def _pruned(checkpoint: Checkpoint, config: Mapping[str, Any], layer: int, heads
 
 def expected_shapes(plan: LayerPlan) -> dict[str, tuple[int, ...]]:
     """Shape in the file, by role, that the sizes of a layer ask for."""
-    rows, kv_rows = plan.stored_heads * plan.d_head, plan.stored_kv_heads * plan.d_head
+    sizes, heads, kv_heads = plan.sizes, plan.stored_heads, plan.stored_kv_heads
     shapes: dict[str, tuple[int, ...]] = {
-        "query": (rows, plan.d_model),
-        "key": (kv_rows, plan.d_model),
-        "value": (kv_rows, plan.d_model),
-        "fused": (rows + 2 * kv_rows, plan.d_model),
-        "output": (plan.d_model, rows),
+        "query": (heads * sizes.d_key * (2 if plan.projections.gated_query else 1), sizes.d_model),
+        "key": (kv_heads * sizes.d_key, sizes.d_source),
+        "value": (kv_heads * sizes.d_head, sizes.d_source),
+        "fused": ((heads + kv_heads) * sizes.d_key + kv_heads * sizes.d_head, sizes.d_model),
+        "output": (sizes.d_model, heads * sizes.d_head),
     }
     if plan.projections.transposed:
         shapes = {role: shape[::-1] for role, shape in shapes.items()}
-    return shapes | {"feeding_norm": (plan.d_model,), "branch_norm": (plan.d_model,)}
+    if sizes.latent is not None:
+        latent = sizes.latent
+        shapes |= {
+            "latent_down": (latent.rank + latent.rope, sizes.d_source),
+            "latent_gain": (latent.rank,),
+            "latent_up": (heads * (latent.nope + sizes.d_head), latent.rank),
+            "key_up": (heads, latent.rank, latent.nope),
+            "value_up": (heads, sizes.d_head, latent.rank),
+            "query_down": (latent.query_rank, sizes.d_model),
+            "query_gain": (latent.query_rank,),
+            "query_up": (heads * sizes.d_key, latent.query_rank),
+        }
+    return shapes | {
+        "feeding_norm": (sizes.d_model,),
+        "branch_norm": (sizes.d_model,),
+        "source_norm": (sizes.d_source,),
+    }
 
 
 def _check_tensors(checkpoint: Checkpoint, plan: LayerPlan) -> None:

@@ -9,7 +9,7 @@ from stats.closure import closure, frobenius
 from stats.factorization import ThinFactor, principal_coordinates, rounding_cut, thin_factor
 from stats.pairs import pair_statistics
 from stats.query_key import query_key_statistics
-from stats.registry import STATUS_REASONS
+from stats.registry import HEAD_STATISTICS, PAIR_STATISTICS, STATUS_REASONS
 from stats.scramble import null_scale
 from stats.spectra import (
     condition,
@@ -25,17 +25,27 @@ REASON_CODE = {reason: code for code, reason in enumerate(STATUS_REASONS)}
 
 
 def measure_layer(
-    output: Tensor, value: Tensor, query: Tensor, key: Tensor, kv_head: Tensor, rank_cut: float
+    output: Tensor,
+    value: Tensor,
+    query: Tensor,
+    key: Tensor,
+    kv_head: Tensor,
+    rank_cut: float,
+    *,
+    two_spaces: bool = False,
 ) -> dict[str, Tensor]:
     """Closure family, principal coordinates, spectra, query-key companions and all pairs.
 
     Args:
         output: O (head, d_model, d_head), float64 or float32, on any device.
         value: V (kv_head, d_model, d_head).
-        query: W_Q (head, d_model, d_head of the keys).
-        key: W_K (kv_head, d_model, d_head of the keys).
+        query: W_Q (head, d_model, d_key).
+        key: W_K (kv_head, d_model, d_key).
         kv_head: (head,) int64, the value and key each head reads.
         rank_cut: share of the largest singular value below which one is rounding.
+        two_spaces: values and keys read another stream, of a width of its own, than the one heads
+            write to. What needs T^2, a trace or an angle between the streams is then undefined, and
+            ``core`` lies between orthonormal bases of the two supports that are not aligned.
 
     Returns:
         Arrays by name on the input's device. Head statistics, ``reason`` codes and ``core``,
@@ -49,8 +59,12 @@ def measure_layer(
     cut = rounding_cut(output.dtype, output.shape[-1])
 
     write, read = thin_factor(output, rank_cut), thin_factor(value, rank_cut)
-    pairs, overlap = pair_statistics(write, read, kv_head)
-    measured = _head_statistics(write, read, overlap, kv_head, finite, rank_cut, cut)
+    if two_spaces:
+        pairs = {item.name: output.new_full((len(kv_head),) * 2, torch.nan).double() for item in PAIR_STATISTICS}
+        measured = _two_space_statistics(write, read, kv_head, finite, rank_cut, cut)
+    else:
+        pairs, overlap = pair_statistics(write, read, kv_head)
+        measured = _head_statistics(write, read, overlap, kv_head, finite, rank_cut, cut)
     pair_finite = output_finite[:, None] & value_finite[kv_head][None, :]
     product_finite = finite[:, None] & finite[None, :]
     for name, pair in pairs.items():
@@ -61,7 +75,9 @@ def measure_layer(
     query, query_finite = _finite(query)
     key, key_finite = _finite(key)
     form_finite = query_finite & key_finite[kv_head]
-    forms = query_key_statistics(thin_factor(query, rank_cut), thin_factor(key, rank_cut), kv_head)
+    forms = query_key_statistics(
+        thin_factor(query, rank_cut), thin_factor(key, rank_cut), kv_head, two_spaces=two_spaces
+    )
     for name, form in forms.items():
         measured[f"qk_{name}"] = _where_finite(form_finite, form)
     return measured
@@ -114,6 +130,41 @@ def _head_statistics(
         "sigma": sigma,
         "cosine": cosine,
         "eigenvalue": eigenvalue,
+        "sigma_o": write.sigma,
+        "sigma_v": read.sigma[kv_head],
+        "core": core,
+    }
+    measured = {name: _where_finite(finite, array) for name, array in measured.items()}
+    measured["rank"] = torch.where(finite, numerical_rank(sigma, rank_cut), -1)
+    measured["reason"] = reason
+    return measured
+
+
+def _two_space_statistics(
+    write: ThinFactor, read: ThinFactor, kv_head: Tensor, finite: Tensor, rank_cut: float, cut: float
+) -> dict[str, Tensor]:
+    """What is defined of an operator between two streams; the rest is NaN."""
+    core = write.root @ read.root.mT[kv_head]
+    sigma = torch.linalg.svdvals(core)
+    norm = frobenius(core)
+    zero = norm <= cut * frobenius(write.root) * frobenius(read.root)[kv_head]
+    sigma = torch.where(zero[:, None], 0.0, sigma)
+    reason = torch.where(zero, REASON_CODE["zero"], REASON_CODE["two spaces"])
+    reason[~finite] = REASON_CODE["nonfinite"]
+    undefined = torch.full_like(norm, torch.nan)
+    spectrum = torch.full_like(sigma, torch.nan)
+    measured = {item.name: undefined for item in HEAD_STATISTICS}
+    measured |= {
+        "norm": torch.where(zero, 0.0, norm),
+        "sigma_max": sigma[:, 0],
+        "sigma_min": sigma[:, -1],
+        "participation": participation(sigma),
+        "stable_rank": stable_rank(sigma),
+        "condition": condition(sigma, rank_cut),
+        "isometry": isometry(sigma),
+        "sigma": sigma,
+        "cosine": spectrum,
+        "eigenvalue": torch.complex(spectrum, spectrum),
         "sigma_o": write.sigma,
         "sigma_v": read.sigma[kv_head],
         "core": core,

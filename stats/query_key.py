@@ -10,21 +10,25 @@ from stats.factorization import ThinFactor, overlaps
 from stats.spectra import participation
 
 
-def query_key_statistics(query: ThinFactor, key: ThinFactor, kv_head: Tensor) -> dict[str, Tensor]:
+def query_key_statistics(
+    query: ThinFactor, key: ThinFactor, kv_head: Tensor, *, two_spaces: bool = False
+) -> dict[str, Tensor]:
     """Spectra of B, of the two factors, and of the angle between their spans.
 
     Args:
         query: thin factors of W_Q (head, d_model, d_head).
         key: thin factors of W_K (kv_head, d_model, d_head).
         kv_head: (head,) index of the key head each query head reads.
+        two_spaces: queries and keys read different streams, so that angles between their spans and
+            the symmetric share are undefined.
 
     Returns:
         ``stats.registry.QK_STATISTICS`` by name: (head,) or (head, d_head); NaN where B = 0.
     """
     form = query.root @ key.root.mT[kv_head]
-    overlap = _overlaps(query.basis, key.basis, kv_head)
+    overlap = torch.full_like(form, torch.nan) if two_spaces else _overlaps(query.basis, key.basis, kv_head)
     sigma = torch.linalg.svdvals(form)
-    cosine = torch.linalg.svdvals(overlap).clamp(max=1.0)
+    cosine = overlap[..., 0] if two_spaces else torch.linalg.svdvals(overlap).clamp(max=1.0)
     unit_form, norm = unit(form)
     returned = unit_form @ overlap
     symmetric = (1 + inner(returned, returned.mT)) / 2

@@ -278,5 +278,6 @@ STATUS_REASONS: dict[str, str] = {
     "nilpotent": "T^2 = 0 although T is not",
     "nonfinite": "a factor holds NaN or infinity",
     "pruned": "the checkpoint has removed the head",
+    "two spaces": "T maps one stream into another, so that T^2 does not exist",
 }
 """Reasons a head has no closure, in the order of the stored ``reason`` code."""

@@ -149,7 +149,7 @@ class StackWriter:
         """Write what was collected, one chunk per array, and the per-layer sizes."""
         for name, array in self._small.items():
             if name == "reason":
-                meanings = [reason or "ok" for reason in STATUS_REASONS]
+                meanings = [reason.replace(" ", "_") or "ok" for reason in STATUS_REASONS]
                 attributes = {
                     "long_name": "why closure is undefined",
                     "flag_values": list(range(len(meanings))),
@@ -164,7 +164,7 @@ class StackWriter:
         layers = np.array([plan.layer for plan in self._plans], np.int32)
         self._write("layer", layers, ("layer",), {"long_name": "layer number in the checkpoint"})
         for name, meaning in SIZES.items():
-            sizes = np.array([getattr(plan, name) for plan in self._plans], np.int32)
+            sizes = np.array([getattr(plan.sizes, name) for plan in self._plans], np.int32)
             self._write(name, sizes, ("layer",), {"long_name": meaning})
 
     def _write(

@@ -16,14 +16,15 @@ import numpy as np
 import torch
 
 from ingest.factors import LayerDigests, ModelHashes, model_hashes
+from ingest.family import PIECES, Norm
 from ingest.pipeline import ComputeSettings, hash_layers, measure
-from ingest.plan import LayerPlan, Operator, Plan
+from ingest.plan import GAINS, LayerPlan, Operator, Plan
 from stats.errors import StoreError
 from store.arrays import StackWriter, write_group
 from store.atlas import AtlasStore, StoredModel, array_group_name
 from store.integrity import publish_rows, seal
 
-LAYER_FACTS = ("stack", "layer", "n_heads", "n_kv_heads", "d_model", "d_head")
+LAYER_SIZES = ("n_heads", "n_kv_heads", "d_model", "d_source", "d_head", "d_key")
 OTHER_NAME = "choose another name with --name, or replace the stored model with --replace"
 
 Progress = Callable[[str, int, int], None]
@@ -212,9 +213,8 @@ def _withdrawn_on_failure(store: AtlasStore, model: str, group: str, operators: 
 def _model_facts(plan: Plan, identity: Identity, digests: list[LayerDigests], hashes: ModelHashes) -> dict[str, Any]:
     """Attributes of the model's group: what is true whichever operators are measured."""
     checkpoint, layers = plan.checkpoint, plan.layers
-    roles = ("query", "key", "value", "fused", "output")
     parameters = sum(
-        checkpoint.header(name).numel for layer in layers for role, name in layer.tensors.items() if role in roles
+        checkpoint.header(name).numel for layer in layers for role, name in layer.tensors.items() if role not in GAINS
     )
 
     def uniform(name: str) -> int | None:
@@ -229,8 +229,9 @@ def _model_facts(plan: Plan, identity: Identity, digests: list[LayerDigests], ha
         "step": identity.step,
         "format": checkpoint.format,
         "architecture": checkpoint.config.get("model_type"),
-        "family": plan.family.model_type,
-        "recognised_by": plan.recognised_by,
+        "family": plan.family,
+        "recognised_by": plan.recognition.by,
+        "notes": "; ".join(plan.recognition.notes) or None,
         "n_layers": len(layers),
         **{name: uniform(name) for name in ("n_heads", "n_kv_heads", "d_model", "d_head")},
         "source_dtype": plan.source_dtype,
@@ -241,14 +242,30 @@ def _model_facts(plan: Plan, identity: Identity, digests: list[LayerDigests], ha
         "content_hash": hashes.content,
         "qk_hash": hashes.query_key,
         "layers": [
-            {
-                **{name: getattr(layer, name) for name in LAYER_FACTS},
-                "content_hash": digest.content.hex(),
-                "qk_hash": digest.query_key.hex(),
-            }
+            _layer_facts(layer) | {"content_hash": digest.content.hex(), "qk_hash": digest.query_key.hex()}
             for layer, digest in zip(layers, digests, strict=True)
         ],
         "skipped": [{"stack": item.stack, "layer": item.layer, "reason": item.reason} for item in plan.skipped],
+    }
+
+
+def _layer_facts(layer: LayerPlan) -> dict[str, Any]:
+    """What the catalogue says of a layer, apart from its hashes."""
+
+    def kind(norm: Norm | None) -> str | None:
+        return norm.kind if norm is not None else None
+
+    return {
+        "stack": layer.stack,
+        "layer": layer.layer,
+        **{name: getattr(layer.sizes, name) for name in LAYER_SIZES},
+        "feeding_norm": kind(layer.feeding),
+        "source_norm": kind(layer.source),
+        "branch_norm": kind(layer.branch),
+        **{piece: piece in layer.pieces for piece in PIECES},
+        "neutralised": ", ".join(layer.neutralised) or None,
+        "multiplier": layer.multiplier,
+        "layer_scale": layer.layer_scale,
     }
 
 

@@ -53,12 +53,13 @@ def catalogue_rows(group: Path, operators: list[str]) -> dict[str, pl.DataFrame]
     for table in ("layers", "skipped"):
         rows = facts[table]
         columns = [column.name for column in TABLE_BY_NAME[table].columns if column.name != "model"]
-        values = {name: [row[name] for row in rows] for name in columns}
+        values = {name: [row.get(name) for row in rows] for name in columns}
         frames[table].append(_frame(table, {"model": [model] * len(rows)} | values))
+    neutralised = {(row["stack"], row["layer"]): row.get("neutralised") for row in facts["layers"]}
     for operator in operators:
         for directory in sorted(path for path in (group / operator).iterdir() if path.is_dir()):
             key = {"model": model, "operator": operator, "stack": directory.name}
-            for table, frame in _stack_rows(key, read_stack(directory)):
+            for table, frame in _stack_rows(key, read_stack(directory), neutralised):
                 frames[table].append(frame)
     return {table: pl.concat(parts) for table, parts in frames.items() if parts}
 
@@ -90,8 +91,13 @@ def _lists(array: np.ndarray, lengths: np.ndarray, keep: np.ndarray) -> pl.Serie
     ]
 
 
-def _stack_rows(key: dict[str, str], arrays: dict[str, np.ndarray]) -> Iterator[tuple[str, pl.DataFrame]]:
-    """Frames of heads, spectra, qk and pairs for one stack of one operator."""
+def _stack_rows(
+    key: dict[str, str], arrays: dict[str, np.ndarray], neutralised: dict[tuple[str, int], str | None]
+) -> Iterator[tuple[str, pl.DataFrame]]:
+    """Frames of heads, spectra, qk and pairs for one stack of one operator.
+
+    ``neutralised`` says by stack and layer which pieces of the module T leaves out.
+    """
     n_layers, n_heads = arrays["kv_head"].shape
     row, head = (index.ravel() for index in np.indices((n_layers, n_heads)))
     present = head < arrays["n_heads"][row]
@@ -116,6 +122,7 @@ def _stack_rows(key: dict[str, str], arrays: dict[str, np.ndarray]) -> Iterator[
                 "d_head": arrays["d_head"][row],
                 "status": np.where(reason == 0, "ok", "undefined"),
                 "reason": [REASONS[code] or None for code in reason],
+                "neutralised": [neutralised.get((key["stack"], int(number))) for number in layer],
                 **{item.name: scalar(item.name) for item in HEAD_STATISTICS},
                 "rank": rank.set(rank < 0, None),
             },

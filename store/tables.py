@@ -39,7 +39,7 @@ OPERATOR = Column(
     "VARCHAR",
     "raw: weights as stored; folded: the norm in front of attention, and a gain on its output, multiplied in",
 )
-STACK = Column("stack", "VARCHAR", "which attention of the model: decoder, encoder or cross")
+STACK = Column("stack", "VARCHAR", "which attention of the model: decoder, encoder, cross, text, vision or audio")
 LAYER = Column("layer", "INTEGER", "layer number in the checkpoint, from 0")
 HEAD = Column("head", "INTEGER", "query head, from 0")
 D_MODEL = Column("d_model", "INTEGER", "width of the residual stream")
@@ -53,7 +53,8 @@ MODEL_FACTS = (
     Column("format", "VARCHAR", "safetensors, torch or gguf"),
     Column("architecture", "VARCHAR", "model_type of the configuration, or GGUF architecture"),
     Column("family", "VARCHAR", "row of the family table that was used"),
-    Column("recognised_by", "VARCHAR", "what named the family: a configuration key or --family"),
+    Column("recognised_by", "VARCHAR", "what named the family: configuration keys, --family, or names and shapes"),
+    Column("notes", "VARCHAR", "what was assumed of the checkpoint, or left aside; NULL if nothing"),
     Column("n_layers", "INTEGER", "layers with attention that were measured, over all stacks"),
     Column("n_heads", "INTEGER", "query heads per layer; NULL where layers differ, see layers"),
     Column("n_kv_heads", "INTEGER", "key/value heads per layer; NULL where layers differ, see layers"),
@@ -118,12 +119,27 @@ TABLES: tuple[Table, ...] = (
             Column("n_heads", "INTEGER", "query heads"),
             Column("n_kv_heads", "INTEGER", "key/value heads"),
             D_MODEL,
+            Column("d_source", "INTEGER", "width of the stream that keys and values read"),
             D_HEAD,
+            Column("d_key", "INTEGER", "width of a head's query and key"),
+            Column("feeding_norm", "VARCHAR", "norm in front of attention that folded contains; NULL if none"),
+            Column("source_norm", "VARCHAR", "norm of the other stream that keys and values read; NULL if none"),
+            Column("branch_norm", "VARCHAR", "gain on the attention output that folded contains; NULL if none"),
+            Column("output_gate", "BOOLEAN", "heads are multiplied by a gate that depends on the query's token"),
+            Column("sinks", "BOOLEAN", "attention weights sum to less than 1; T is not affected"),
+            Column("latent_norm", "BOOLEAN", "values pass a norm within; its gain is part of T, its scalar is not"),
+            Column("value_norm", "BOOLEAN", "each head's value is normalised for each token; T has it before that"),
+            Column("clamp", "BOOLEAN", "queries, keys and values are clamped; T is exact within the bounds"),
+            Column("sub_norm", "BOOLEAN", "a norm over all heads lies in front of W_O; T leaves it out"),
+            Column("qk_norm", "BOOLEAN", "queries and keys pass a norm; the table qk has them before that"),
+            Column("neutralised", "VARCHAR", "which of these T leaves out; NULL where it leaves out nothing"),
+            Column("multiplier", "DOUBLE", "scalar on the branch outside the attention module; no part of T"),
+            Column("layer_scale", "VARCHAR", "tensor that scales the branch by coordinate; no part of T; NULL if none"),
             Column(
                 "content_hash",
                 "VARCHAR",
-                "SHA-256 of W_V (kv_head d_head, d_model) and W_O (d_model, head d_head) as little-endian "
-                "float64 in row-major order, each preceded by its shape",
+                "SHA-256 of W_V (kv_head d_head, d_source) and W_O (d_model, head d_head), or of the factors "
+                "whose product W_V is, as little-endian float64 in row-major order, each preceded by its shape",
             ),
             Column("qk_hash", "VARCHAR", "SHA-256 of W_Q and W_K in the same form, rows as stored"),
         ),
@@ -149,7 +165,8 @@ TABLES: tuple[Table, ...] = (
             D_MODEL,
             D_HEAD,
             Column("status", "VARCHAR", "ok: closure is defined; undefined: reason says why not"),
-            Column("reason", "VARCHAR", "zero, nilpotent, nonfinite or pruned; NULL where status is ok"),
+            Column("reason", "VARCHAR", "zero, nilpotent, nonfinite, pruned or two spaces; NULL where status is ok"),
+            Column("neutralised", "VARCHAR", "pieces of the module that T leaves out, see layers; NULL if none"),
             *_columns(HEAD_STATISTICS),
         ),
     ),
