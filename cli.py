@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
-from stats.errors import HeadatlasError, QueryError
+from stats.errors import CheckpointError, HeadatlasError, QueryError, StoreError
 
 if TYPE_CHECKING:
     import polars as pl
 
-    from ingest.plan import Plan
+    from ingest.plan import Operator, Plan
     from query.atlas import Atlas
     from query.questions import Question
+    from store.atlas import AtlasStore, Derivation
 
 FORMATS = ("table", "csv", "json", "ndjson", "parquet", "markdown", "latex")
 OPERATORS = {"raw": ("raw",), "folded": ("folded",), "both": ("raw", "folded")}
@@ -146,6 +147,7 @@ def checkpoint_options(command: Command) -> Command:
             type=click.Path(path_type=Path, exists=True, dir_okay=False),
             help="config.json for a file that has none beside it.",
         ),
+        click.option("--base", metavar="MODEL", help="Where MODEL is a LoRA adapter, the model it changes."),
         click.option(
             "--operator",
             type=click.Choice(tuple(OPERATORS)),
@@ -153,19 +155,18 @@ def checkpoint_options(command: Command) -> Command:
             show_default=True,
             help="Weights as stored, with the norms folded in, or both.",
         ),
-        click.argument("model"),
     ):
         command = option(command)
     return command
 
 
-def make_plan(model: str, operator: str, config_path: Path | None, family: str | None) -> Plan:
+def make_plan(model: str, operator: str, config_path: Path | None, family: str | None, base: str | None) -> Plan:
     """Open a checkpoint and plan it; headers only."""
-    from ingest.plan import Operator, plan_checkpoint
+    from ingest.plan import plan_checkpoint
     from ingest.source import open_checkpoint
 
     operators = cast("tuple[Operator, ...]", OPERATORS[operator])
-    return plan_checkpoint(open_checkpoint(model, config_path), operators, family)
+    return plan_checkpoint(open_checkpoint(model, config_path, base), operators, family)
 
 
 @click.group(cls=HeadatlasGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -184,12 +185,13 @@ def main() -> None:
 
 
 @main.command()
+@click.argument("models", nargs=-1, required=True, metavar="MODEL...")
 @checkpoint_options
 @store_option
 @click.option("--name", help="Name in the store.  [default: the directory, file or hub name]")
 @click.option("--replace", "replace_existing", is_flag=True, help="Replace a stored model of that name.")
-@click.option("--lineage", help="Training run this checkpoint belongs to.")
-@click.option("--step", type=click.IntRange(min=0), help="Training step within the lineage.")
+@click.option("--lineage", help="Training run the checkpoints belong to.")
+@click.option("--step", type=click.IntRange(min=0), help="Training step within the lineage.  [default: from the name]")
 @click.option("--device", default="auto", show_default=True, help="cpu, cuda, cuda:1, ...; auto takes a GPU if any.")
 @click.option(
     "--dtype",
@@ -199,11 +201,13 @@ def main() -> None:
     help="Precision of the tall products; small matrices are always float64.",
 )
 @click.option("--workers", type=click.IntRange(min=1), help="Layers measured at once.  [default: by cores and memory]")
+@click.option("--keep-factors", is_flag=True, help="Also store what each head reads and writes, for drift; large.")
 def ingest(
-    model: str,
+    models: tuple[str, ...],
     operator: str,
     config_path: Path | None,
     family: str | None,
+    base: str | None,
     store_path: Path,
     name: str | None,
     replace_existing: bool,
@@ -212,27 +216,75 @@ def ingest(
     device: str,
     dtype: str,
     workers: int | None,
+    keep_factors: bool,
 ) -> None:
-    """Measure every attention head of MODEL and store it.
+    """Measure every attention head of each MODEL and store it.
 
     Reads only the attention tensors, one layer at a time. A model that is already stored with the
-    same content is left as it is.
+    same content is left as it is. With --lineage, MODEL may be a directory that holds a checkpoint of
+    every step (step1000, checkpoint-1000, ...), or several revisions.
 
     \b
     headatlas ingest ./SmolLM2-135M
     headatlas ingest model.gguf --operator both
-    headatlas ingest EleutherAI/pythia-70m@step3000 --lineage pythia-70m --step 3000
+    headatlas ingest ./my-adapter --base meta-llama/Llama-3.2-1B
+    headatlas ingest runs/my-model --lineage my-model
+    headatlas ingest EleutherAI/pythia-70m@step1000 EleutherAI/pythia-70m@step3000 --lineage pythia-70m
     """
+    from ingest.lineage import is_run, members, step_of
+
     if step is not None and lineage is None:
         raise click.UsageError("--step needs --lineage")
-    plan = make_plan(model, operator, config_path, family)
+    run = next((model for model in models if is_run(Path(model).expanduser())), None)
+    if run is not None and lineage is None:
+        raise CheckpointError(
+            "the directory holds several checkpoints, not one",
+            where=run,
+            remedy="name the training run they belong to with --lineage NAME, or ingest one of them",
+        )
+    several = len(models) > 1 or run is not None
+    if several and (name is not None or step is not None):
+        raise click.UsageError("--name and --step go with a single checkpoint")
+
+    wanted: list[tuple[str, str | None, int | None]]
+    if several and lineage is not None:
+        wanted = [(member.source, member.name, member.step) for member in members(models, lineage)]
+    else:
+        wanted = [(model, name, step_of(model) if lineage and step is None else step) for model in models]
+    failed = 0
+    for source, called, at_step in wanted:
+        try:
+            planned = make_plan(source, operator, config_path, family, base)
+            ingest_one(
+                planned, store_path, called, replace_existing, lineage, at_step, (device, dtype, workers, keep_factors)
+            )
+        except HeadatlasError as error:
+            if len(wanted) == 1:
+                raise
+            failed += 1
+            click.echo(f"error: {error}", err=True)
+    if failed:
+        click.echo(f"{failed} of {len(wanted)} checkpoints were not stored", err=True)
+        click.get_current_context().exit(1)
+
+
+def ingest_one(
+    plan: Plan,
+    store_path: Path,
+    name: str | None,
+    replace_existing: bool,
+    lineage: str | None,
+    step: int | None,
+    compute: tuple[str, str, int | None, bool],
+) -> None:
+    """Measure one planned checkpoint, and say what was done."""
     with heavy_imports():
         from ingest.pipeline import ComputeSettings
         from store.atlas import AtlasStore
         from store.ingestion import Identity, ingest_model
 
     identity = Identity(name or plan.checkpoint.name, lineage, step)
-    settings = ComputeSettings(device, dtype, workers)
+    settings = ComputeSettings(*compute)
     settings.resolve_device()
     with progress_reporter(identity.model) as progress:
         outcome = ingest_model(
@@ -245,9 +297,21 @@ def ingest(
         )
     for other in outcome.same_content:
         click.echo(f"warning: {outcome.model} and {other} hold the same values and outputs", err=True)
+    for other, count in outcome.same_layers.items():
+        click.echo(
+            f"warning: {count} of {len(plan.layers)} layers of {outcome.model} hold the same values and outputs "
+            f"as those of {other}",
+            err=True,
+        )
     heads = sum(layer.n_heads for layer in plan.layers)
     if outcome.action == "unchanged":
         click.echo(f"{outcome.model}: already stored with the same content, nothing to do (--replace measures again)")
+        if (lineage, step) != (outcome.lineage, outcome.step) and lineage is not None:
+            click.echo(
+                f"warning: it is stored as step {outcome.step} of {outcome.lineage or 'no lineage'}; "
+                "--replace stores it with the one given",
+                err=True,
+            )
     else:
         click.echo(
             f"{outcome.model}: {heads:,} heads in {len(plan.layers)} layers, {' and '.join(outcome.operators)}, "
@@ -255,6 +319,8 @@ def ingest(
         )
     for item in plan.skipped:
         click.echo(f"{outcome.model}: {item.stack} layer {item.layer} skipped: {item.reason}", err=True)
+    for note in plan.recognition.notes:
+        click.echo(f"{outcome.model}: {note}", err=True)
 
 
 @contextmanager
@@ -303,16 +369,24 @@ def _plain_progress(model: str, stage: str, done: int, total: int) -> None:
 
 
 @main.command()
+@click.argument("model")
 @checkpoint_options
 @format_options
 def plan(
-    model: str, operator: str, config_path: Path | None, family: str | None, style: str, output: Path | None
+    model: str,
+    operator: str,
+    config_path: Path | None,
+    family: str | None,
+    base: str | None,
+    style: str,
+    output: Path | None,
 ) -> None:
     """Show what ingesting MODEL would read, from its headers alone.
 
-    The table groups tensors by role; json holds everything, the other formats a row per tensor.
+    What a stack is made of comes first, one paragraph for each stack of attention; then the tensors,
+    grouped by role. json holds everything, the other formats a row per tensor.
     """
-    planned = make_plan(model, operator, config_path, family)
+    planned = make_plan(model, operator, config_path, family, base)
     import polars as pl
 
     from ingest.summary import plan_rows, plan_summary
@@ -328,11 +402,13 @@ def plan(
     if style != "table":
         print_frame(frame.with_columns(pl.col("shape").cast(pl.List(pl.Int64))), style, output)
         return
-    by_role = frame.group_by("role", "shape", "dtype", maintain_order=True).agg(
+    by_role = frame.group_by("stack", "role", "shape", "dtype", maintain_order=True).agg(
         pl.len().alias("tensors"), pl.col("bytes").sum(), pl.col("tensor").first().alias("first")
     )
-    print_facts(summary)
-    click.echo()
+    stacks = summary.pop("stacks")
+    for facts in (summary, *stacks):
+        print_facts(facts)
+        click.echo()
     print_frame(by_role, style, output)
 
 
@@ -467,6 +543,281 @@ question_command(
 
 
 @main.command()
+@click.argument("lineages", nargs=-1)
+@store_option
+@click.option(
+    "--threshold", type=click.FloatRange(0, 1), default=0.9, show_default=True, help="Closure of a strong head."
+)
+@click.option(
+    "--by",
+    type=click.Choice(("step", "head", "all")),
+    default="step",
+    show_default=True,
+    help="Medians by step; the onset of each head; every head at every step.",
+)
+@click.option("--operator", type=click.Choice(("raw", "folded")), help="One operator only.")
+@click.option(
+    "--figure", type=click.Path(path_type=Path, dir_okay=False), help="Also draw the medians: .pdf, .svg or .png."
+)
+@row_options
+def trajectory(
+    lineages: tuple[str, ...],
+    store_path: Path,
+    threshold: float,
+    by: str,
+    operator: str | None,
+    figure: Path | None,
+    style: str,
+    output: Path | None,
+    show_sql: bool,
+) -> None:
+    """Closure, capacity and spectra over the steps of training LINEAGES.
+
+    Heads that are strong at the last step are followed apart from the others. Capacity is there once
+    `headatlas capacity` has computed it.
+    """
+    from query import questions
+
+    if not show_sql:
+        check_lineages(store_path, lineages)
+    if figure is not None and not show_sql:
+        from query.figures import save_figure, trajectory_figure
+
+        with opened(store_path) as atlas:
+            steps = atlas.ask(questions.trajectory(threshold, "step", lineages, operator))
+        save_figure(trajectory_figure(steps, threshold), figure)
+    print_rows(store_path, questions.trajectory(threshold, by, lineages, operator), style, output, show_sql)
+
+
+@main.command()
+@click.argument("model")
+@checkpoint_options
+@click.option("--rotary", type=click.IntRange(0), help="Coordinates of a key that rotate.  [default: from config]")
+@click.option("--tokens", type=click.IntRange(2), default=1024, show_default=True, help="Tokens N for log10 columns.")
+@format_options
+def identify(
+    model: str,
+    operator: str,
+    config_path: Path | None,
+    family: str | None,
+    base: str | None,
+    rotary: int | None,
+    tokens: int,
+    style: str,
+    output: Path | None,
+) -> None:
+    """Parameters of MODEL that no output determines, and how its expressivity grows; headers only."""
+    import polars as pl
+
+    from ingest.identification import identification_rows
+
+    planned = make_plan(model, operator, config_path, family, base)
+    print_frame(pl.DataFrame(identification_rows(planned, rotary, tokens)), style, output)
+
+
+@main.command()
+@click.argument("lineage")
+@store_option
+@format_options
+def drift(lineage: str, store_path: Path, style: str, output: Path | None) -> None:
+    """How far each head turns between the steps of LINEAGE; needs ingest --keep-factors."""
+    from query.drift import drift as between_steps
+
+    check_lineages(store_path, (lineage,))
+    with opened(store_path) as atlas:
+        print_frame(between_steps(atlas, lineage), style, output)
+
+
+def check_lineages(store_path: Path, lineages: tuple[str, ...]) -> None:
+    """Refuse a lineage the store does not hold, or one of a single step."""
+    with opened(store_path) as atlas:
+        steps = dict(
+            atlas.sql(
+                "SELECT lineage, count(DISTINCT step) FROM models WHERE lineage IS NOT NULL GROUP BY lineage ORDER BY 1"
+            ).rows()
+        )
+    for lineage in lineages or steps or ("any",):
+        if steps.get(lineage, 0) < 2:
+            raise QueryError(
+                f"no training run {lineage!r} with at least two steps"
+                if lineage in steps or lineages
+                else "no training run in the store",
+                where=str(store_path),
+                expected="one of " + (", ".join(name for name, count in steps.items() if count > 1) or "none"),
+                found=f"{steps.get(lineage, 0)} steps",
+                remedy="ingest its checkpoints with --lineage NAME",
+            )
+
+
+def derivation_options(command: Command) -> Command:
+    """Options of the commands that derive something from stored spectra."""
+    for option in (
+        row_options,
+        click.option("--device", default="auto", show_default=True, help="cpu, cuda, ...; auto takes a GPU if any."),
+        click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Random seed."),
+        click.option("--operator", type=click.Choice(("raw", "folded")), help="One operator only.  [default: all]"),
+        click.option(
+            "--by",
+            type=click.Choice(("model", "layer", "head")),
+            default="model",
+            show_default=True,
+            help="A row per what.",
+        ),
+        store_option,
+        click.argument("models", nargs=-1),
+    ):
+        command = option(command)
+    return command
+
+
+def derive_missing(
+    store_path: Path, models: tuple[str, ...], operator: str | None, device: str, wanted: Derivation
+) -> None:
+    """Derive something for every model and stored operator that lacks it, with progress."""
+    from store.atlas import AtlasStore
+
+    store = AtlasStore.open(store_path)
+    stored = store.models()
+    missing = [
+        (model, name)
+        for model in known_models(store_path, models) or stored
+        for name in ([operator] if operator else sorted(stored[model].gain_hash, reverse=True))
+        if not stored[model].has(name, wanted)
+    ]
+    if not missing:
+        return
+    with heavy_imports():
+        from ingest.pipeline import ComputeSettings
+        from store.derivation import derive
+
+    resolved = ComputeSettings(device).resolve_device()
+    for model, name in missing:
+        with progress_reporter(f"{model}, {name}") as progress:
+            derive(store, model, name, wanted, resolved, progress)
+
+
+@main.command()
+@derivation_options
+@click.option("--draws", type=click.IntRange(1), default=1000, show_default=True, help="Scrambles of each head.")
+@click.option("--independent", is_flag=True, help="A Haar pair for every draw; slower, for checks.")
+@click.option("--mismatch", is_flag=True, help="The values of the layer's other heads as null; nothing is drawn.")
+def null(
+    models: tuple[str, ...],
+    store_path: Path,
+    by: str,
+    operator: str | None,
+    seed: int,
+    device: str,
+    draws: int,
+    independent: bool,
+    mismatch: bool,
+    style: str,
+    output: Path | None,
+    show_sql: bool,
+) -> None:
+    """Trained heads of MODELS against a null.
+
+    The scramble null destroys the orientation of a head's core and keeps its singular values, its
+    supports and the angles between them. Draws are stored: asking again reads them, and more draws
+    add to them.
+
+    \b
+    headatlas null --draws 1000
+    headatlas null SmolLM2 --by layer
+    headatlas null --mismatch
+    """
+    from query import questions
+
+    if not show_sql and not mismatch:
+        from store.atlas import Derivation
+
+        wanted = Derivation("scramble", n_draws=draws, seed=seed, independent=independent)
+        derive_missing(store_path, models, operator, device, wanted)
+    names = list(models) if show_sql else known_models(store_path, models)
+    question = questions.null("mismatch" if mismatch else "scramble", by, names, operator)
+    print_rows(store_path, question, style, output, show_sql)
+
+
+@main.command()
+@derivation_options
+@click.option(
+    "--threshold", type=click.FloatRange(0, 1), default=0.9, show_default=True, help="Closure of a strong head."
+)
+@click.option("--refine", is_flag=True, help="Also climb from the assignment and from random orientations.")
+@click.option(
+    "--starts", type=click.IntRange(0), default=2, show_default=True, help="Random orientations to climb from."
+)
+def capacity(
+    models: tuple[str, ...],
+    store_path: Path,
+    by: str,
+    operator: str | None,
+    seed: int,
+    device: str,
+    threshold: float,
+    refine: bool,
+    starts: int,
+    style: str,
+    output: Path | None,
+    show_sql: bool,
+) -> None:
+    """How closed heads of MODELS could be with their own singular values and angles.
+
+    What is found is attained by an orientation that is stored with it, so it is a lower bound.
+    """
+    from query import questions
+
+    if not show_sql:
+        from store.atlas import Derivation
+
+        derive_missing(store_path, models, operator, device, Derivation("assignment"))
+        if refine:
+            wanted = Derivation("riemannian", seed=seed, random_starts=starts)
+            derive_missing(store_path, models, operator, device, wanted)
+    names = list(models) if show_sql else known_models(store_path, models)
+    print_rows(store_path, questions.capacity(threshold, by, names, operator), style, output, show_sql)
+
+
+@main.command()
+@click.argument("file", required=False, type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.argument("models", nargs=-1)
+@store_option
+@click.option("--remove", "removed", metavar="NAME", help="Take a statistic out of the store instead.")
+def derive(file: Path | None, models: tuple[str, ...], store_path: Path, removed: str | None) -> None:
+    """Add your own statistics, declared in the Python FILE, as columns of heads.
+
+    \b
+    from store.user_statistics import statistic
+
+    @statistic(meaning="largest share of a direction", values="0 to 1")
+    def leading_share(sigma):
+        return sigma[:, 0] ** 2 / (sigma**2).sum(-1)
+
+    A function takes stored arrays by name, for one layer with the heads in front, and returns a number
+    for each head. FILE is run: use your own.
+    """
+    if (file is None) == (removed is None):
+        raise click.UsageError("give a FILE, or --remove NAME")
+    from store.atlas import AtlasStore
+
+    with heavy_imports():
+        from store.derivation import derive_user_statistics, remove_user_statistic
+        from store.user_statistics import load
+
+    store = AtlasStore.open(store_path)
+    if removed is not None:
+        for model in remove_user_statistic(store, removed):
+            click.echo(f"{model}: {removed} removed")
+        return
+    assert file is not None
+    declared = load(file)
+    chosen = known_models(store_path, models) or list(store.models())
+    derive_user_statistics(store, chosen, declared)
+    for mine in declared:
+        click.echo(f"{mine.declared.name}: {len(chosen)} {'model' if len(chosen) == 1 else 'models'}")
+
+
+@main.command()
 @store_option
 @format_options
 @click.option(
@@ -480,25 +831,146 @@ def panel(store_path: Path, style: str, output: Path | None, threshold: float) -
 
 @main.command()
 @click.argument("model", required=False)
+@click.option(
+    "--against",
+    type=click.Choice(("transformers",)),
+    help="Compare with the modules of this library as they run; MODEL is then a checkpoint, as for ingest.",
+)
+@click.option("--operator", type=click.Choice(("raw", "folded")), help="With --against: which one.  [default: raw]")
+@click.option("--name", help="With --against: name in the store.  [default: the directory, file or hub name]")
+@click.option("--layers", metavar="N,N,...", help="With --against: these layers only.  [default: all]")
 @store_option
 @format_options
 @click.pass_context
-def verify(ctx: click.Context, model: str | None, store_path: Path, style: str, output: Path | None) -> None:
-    """Check every checksum, that catalogue and arrays agree, and closure against the stored cores."""
+def verify(
+    ctx: click.Context,
+    model: str | None,
+    against: str | None,
+    operator: str | None,
+    name: str | None,
+    layers: str | None,
+    store_path: Path,
+    style: str,
+    output: Path | None,
+) -> None:
+    """Check the store against itself, or against a running model.
+
+    Without --against: every checksum, that catalogue and arrays agree, and closure against the stored
+    cores, for MODEL, a name of the store, or for all.
+
+    With --against transformers: that library builds the model of the checkpoint MODEL and runs it. In
+    every layer each head is given random tokens, and what it writes is compared with O V^T; what is stored
+    is then computed again from the same O and V by another route. shifted_error is the control: the same
+    comparison with the neighbouring head, which must fail.
+
+    \b
+    headatlas verify
+    headatlas verify SmolLM2-135M
+    headatlas verify ./SmolLM2-135M --against transformers
+    """
+    from store.atlas import AtlasStore
+
+    if against is None:
+        if (operator, name, layers) != (None, None, None):
+            raise click.UsageError("--operator, --name and --layers go with --against")
+        sound = print_findings(AtlasStore.open(store_path), model, style, output)
+    elif model is None:
+        raise click.UsageError("--against needs the checkpoint to run: headatlas verify MODEL --against transformers")
+    else:
+        chosen = None if layers is None else [layer_number(text) for text in layers.split(",")]
+        sound = compare_with_running(model, operator or "raw", name, chosen, store_path, style, output)
+    if not sound:
+        ctx.exit(1)
+
+
+def print_findings(store: AtlasStore, model: str | None, style: str, output: Path | None) -> bool:
+    """Check a store, or one model of it, and print what is wrong; whether nothing is."""
     import polars as pl
 
-    from store.atlas import AtlasStore
     from store.integrity import verify as check
 
-    store = AtlasStore.open(store_path)
     findings = list(check(store, model))
     if not findings:
         count = 1 if model else len(store.models())
         click.echo(f"ok: {count} {'model' if count == 1 else 'models'} verified", err=style != "table")
-        return
+        return True
     rows = [(finding.model, finding.where, finding.problem) for finding in findings]
     print_frame(pl.DataFrame(rows, schema=["model", "where", "problem"], orient="row"), style, output)
-    ctx.exit(1)
+    return False
+
+
+def layer_number(text: str) -> int:
+    """One number of ``--layers``."""
+    if not text.strip().isdecimal():
+        raise click.UsageError(f"--layers wants numbers such as 0,5,11, not {text!r}")
+    return int(text)
+
+
+def compare_with_running(
+    model: str,
+    operator: str,
+    name: str | None,
+    layers: list[int] | None,
+    store_path: Path,
+    style: str,
+    output: Path | None,
+) -> bool:
+    """Compare a stored model with its checkpoint as transformers runs it; whether all that was compared agrees."""
+    import polars as pl
+
+    from ingest.running import RunningModel, load_transformers
+    from store.atlas import AtlasStore
+    from store.conformance import compare_with_store, stored_model
+    from store.integrity import verify as check
+
+    load_transformers()
+    store = AtlasStore.open(store_path)
+    planned = make_plan(model, operator, None, None, None)
+    chosen = [layer for layer in planned.layers if layers is None or layer.layer in layers]
+    absent = sorted(set(layers or ()) - {layer.layer for layer in chosen})
+    if absent:
+        raise CheckpointError(
+            "no such layer has attention that is read",
+            where=f"{planned.checkpoint.source}, --layers",
+            expected=", ".join(map(str, sorted({layer.layer for layer in planned.layers}))),
+            found=", ".join(map(str, absent)),
+        )
+    stored = stored_model(store, name or planned.checkpoint.name, cast("Operator", operator))
+    if list(check(store, stored.model)):
+        raise StoreError(
+            "the stored model is damaged",
+            where=f"{store.root}, {stored.model}",
+            expected="arrays and catalogue as they were sealed",
+            remedy=f"see what is wrong with: headatlas verify {stored.model}",
+        )
+    click.echo(f"{stored.model}: transformers loads the whole model", err=True)
+    running = RunningModel(model, planned)
+    running.find(planned, chosen)
+    rows = []
+    with progress_reporter(stored.model) as progress:
+        for done, found in enumerate(compare_with_store(store, stored, planned, chosen, running), 1):
+            progress("comparing", done, len(chosen))
+            agreement = found.agreement
+            rows.append(
+                {
+                    "stack": found.stack,
+                    "layer": found.layer,
+                    "heads": found.heads,
+                    "operator_error": agreement.operator_error,
+                    "shifted_error": agreement.shifted_error,
+                    "stored_error": found.stored_error,
+                    "neutralised": ", ".join(agreement.neutralised) or None,
+                    "outcome": found.outcome,
+                    "reason": found.reason or None,
+                }
+            )
+    types = {"operator_error": pl.Float64, "shifted_error": pl.Float64, "stored_error": pl.Float64}
+    types |= {"neutralised": pl.String, "reason": pl.String}
+    print_frame(pl.DataFrame(rows, schema_overrides=types), style, output)
+    outcomes = [row["outcome"] for row in rows]
+    counts = ", ".join(f"{outcomes.count(outcome)} {outcome}" for outcome in dict.fromkeys(outcomes))
+    click.echo(f"{stored.model}, {operator}, against {running.model_class}: of {len(rows)} layers {counts}", err=True)
+    return "ok" in outcomes and "differs" not in outcomes
 
 
 @main.command()

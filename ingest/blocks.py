@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from ingest.checkpoint import Checkpoint
 from ingest.family import Family, Projections
-from ingest.recognition import Stack
+from ingest.recognition import Recognition, Stack
 from stats.errors import CheckpointError
 
 WRAPPER_PREFIXES = (
     "module.", "_orig_mod.", "base_model.model.", "model.", "transformer.", "language_model.", "text_model.",
     "backbone.", "gpt_neox.", "bert.", "roberta.", "albert.", "encoder.", "vit.", "thinker.",
+    "vision_tower.", "vision_model.", "visual.", "audio_tower.", "qformer.",
 )  # fmt: skip
 """Prefixes that wrap a model without changing which stack it is."""
 
+VISION, AUDIO, QFORMER = ("vision", "visual", "image"), ("audio", "speech"), ("qformer",)
 MARKERS: Mapping[str, tuple[str, ...]] = {
-    "vision": ("vision", "visual", "image"),
-    "audio": ("audio", "speech"),
+    "text": ("text",),
+    "vision": VISION,
+    "vision_global": VISION,
+    "audio": AUDIO,
+    "qformer": QFORMER,
+    "qformer_cross": QFORMER,
 }
-"""What the prefix of a tower contains, by the stack it makes up."""
+"""What the prefix of a part contains, by the stack it makes up; a decoder's is any other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +59,7 @@ Names = dict[int, set[str]]
 
 
 def find_blocks(
-    checkpoint: Checkpoint, stack: Stack, inner_count: int, layer_types: Sequence[str], not_own: range
+    checkpoint: Checkpoint, stack: Stack, inner_count: int, layer_types: Sequence[str], not_own: Collection[int]
 ) -> tuple[dict[int, Block], list[str]]:
     """The attention blocks of a stack, by number, and prefixes of the same form left aside.
 
@@ -62,7 +68,7 @@ def find_blocks(
         stack: the stack to look for.
         inner_count: blocks in each numbered layer; block ``number = layer inner_count + inner``.
         layer_types: what the configuration calls each layer; empty where it does not.
-        not_own: numbers of layers whose keys and values are another layer's, which may lack them.
+        not_own: numbers of layers that may lack projections: they have no heads, or another layer's keys and values.
 
     Raises:
         CheckpointError: no block, an incomplete one, or several stacks of the same form.
@@ -77,7 +83,7 @@ def find_blocks(
     if not complete:
         if by_prefix:
             prefix, blocks = next(iter(by_prefix.items()))
-            raise _incomplete(checkpoint, family, prefix, blocks, chosen[prefix], inner_count)
+            raise _incomplete(checkpoint, family, prefix, blocks, chosen[prefix], inner_count, layer_types)
         raise no_attention(checkpoint, family)
     prefix = _own_prefix(checkpoint, stack, complete)
     found = {}
@@ -86,7 +92,7 @@ def find_blocks(
             layer, inner = divmod(number, inner_count)
             found[number] = Block(prefix, family.block.format(layer=layer, inner=inner), layer, inner, projections)
         elif number not in not_own:
-            raise _incomplete(checkpoint, family, prefix, by_prefix[prefix], chosen[prefix], inner_count)
+            raise _incomplete(checkpoint, family, prefix, by_prefix[prefix], chosen[prefix], inner_count, layer_types)
     return found, sorted(set(complete) - {prefix})
 
 
@@ -115,12 +121,14 @@ def _names_by_prefix(checkpoint: Checkpoint, family: Family, inner_count: int) -
 
 def _form(family: Family, present: set[str], number: int, layer_types: Sequence[str]) -> Projections | None:
     """The first form of the family whose projections are all there and that the layer may have."""
+    forms = _allowed(family, number, layer_types)
+    return next((projections for projections in forms if present.issuperset(projections.roles.values())), None)
+
+
+def _allowed(family: Family, number: int, layer_types: Sequence[str]) -> list[Projections]:
+    """The forms that a layer may have."""
     layer_type = layer_types[number] if number < len(layer_types) else None
-    for projections in family.projections:
-        allowed = not projections.layer_types or layer_type in projections.layer_types
-        if allowed and present.issuperset(projections.roles.values()):
-            return projections
-    return None
+    return [form for form in family.projections if not form.layer_types or layer_type in form.layer_types]
 
 
 def _incomplete(
@@ -130,11 +138,13 @@ def _incomplete(
     blocks: Names,
     forms: Mapping[int, Projections | None],
     inner_count: int,
+    layer_types: Sequence[str],
 ) -> CheckpointError:
     number = min(number for number, form in forms.items() if form is None)
     layer, inner = divmod(number, inner_count)
     present = blocks[number]
-    nearest = max(family.projections, key=lambda form: len(present.intersection(form.roles.values())))
+    possible = _allowed(family, number, layer_types) or family.projections
+    nearest = max(possible, key=lambda form: len(present.intersection(form.roles.values())))
     block = Block(prefix, family.block.format(layer=layer, inner=inner), layer, inner, nearest)
 
     def full(names: list[str]) -> str:
@@ -160,14 +170,55 @@ def no_attention(checkpoint: Checkpoint, family: Family) -> CheckpointError:
     )
 
 
+def without_absent_stacks(checkpoint: Checkpoint, recognition: Recognition) -> Recognition:
+    """The recognition less stacks that the configuration describes and the checkpoint does not hold.
+
+    A tower may be absent, and stacks of an encoder-decoder beside one that is there.
+    """
+    absent = [stack for stack in recognition.stacks if not _holds(checkpoint, stack)]
+    held = [stack for stack in recognition.stacks if stack not in absent]
+    aside = [stack for stack in absent if (stack.is_part and stack.name in MARKERS) or _completes(stack, absent, held)]
+    if not aside or len(aside) == len(recognition.stacks):
+        return recognition
+    return replace(
+        recognition,
+        stacks=tuple(stack for stack in recognition.stacks if stack not in aside),
+        notes=(
+            *recognition.notes,
+            *(f"{stack.name} attention left aside: the checkpoint holds no tensors of it" for stack in aside),
+        ),
+    )
+
+
+def _holds(checkpoint: Checkpoint, stack: Stack) -> bool:
+    """Whether a checkpoint has tensors that may belong to a stack."""
+    prefixes = list(_names_by_prefix(checkpoint, stack.family, 1))
+    return bool(_beside_others(stack, prefixes) if stack.is_part else prefixes)
+
+
+def _completes(stack: Stack, absent: list[Stack], held: list[Stack]) -> bool:
+    """Whether a stack makes up an encoder-decoder together with one that is held."""
+
+    def siblings(stacks: list[Stack]) -> list[str]:
+        return [other.name for other in stacks if other.family.model_type == stack.family.model_type]
+
+    return bool(siblings(held)) and "encoder" in siblings(absent + held)
+
+
+def _beside_others(stack: Stack, prefixes: list[str]) -> list[str]:
+    """Prefixes that may belong to a stack when every other part of the model is under a prefix of its own."""
+    if stack.name in MARKERS:
+        return [prefix for prefix in prefixes if _marked(prefix + stack.family.block, MARKERS[stack.name])]
+    return [prefix for prefix in prefixes if not _marked(prefix, (*VISION, *AUDIO, *QFORMER))]
+
+
 def _own_prefix(checkpoint: Checkpoint, stack: Stack, prefixes: list[str]) -> str:
     """The prefix of the stack among several of the same form."""
-    if stack.name in MARKERS:
-        own = [prefix for prefix in prefixes if _marked(prefix + stack.family.block, MARKERS[stack.name])]
-        own = own or prefixes
-    else:
-        words = [word for marks in MARKERS.values() for word in marks]
-        own = [prefix for prefix in prefixes if not _marked(prefix, words)] or prefixes
+    own = _beside_others(stack, prefixes)
+    if not own:
+        if stack.is_part:
+            raise no_attention(checkpoint, stack.family)
+        own = prefixes
     if len(own) > 1:
         own = [prefix for prefix in own if _is_wrapper(prefix)]
     if len(own) != 1:

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ingest.fp8 import FP8, block_size, dequantised, scale_of
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -38,7 +40,7 @@ class TensorFile(Protocol):
         """Headers by tensor name."""
 
     def read(self, name: str) -> Tensor:
-        """The values on the CPU in a floating dtype, shaped as the header says."""
+        """The stored values on the CPU in a floating dtype, shaped as the header says."""
 
 
 @dataclass(slots=True)
@@ -65,8 +67,19 @@ class Checkpoint:
         """Header of one tensor; opens its file."""
         return self.files[self.location[name]].headers[name]
 
+    def companions(self, name: str) -> tuple[str, ...]:
+        """Names of the tensors that are read beside one because its values depend on them."""
+        header = self.header(name)
+        return (scale_of(self, header).name,) if header.dtype in FP8 else ()
+
     def read(self, name: str) -> Tensor:
-        """Values of one tensor in a floating dtype on the CPU."""
+        """Values of one tensor in a floating dtype on the CPU; those of fp8 weights include their scale."""
+        header, stored = self.header(name), self._stored(name)
+        if header.dtype not in FP8:
+            return stored
+        return dequantised(stored, self._stored(scale_of(self, header).name), block_size(self))
+
+    def _stored(self, name: str) -> Tensor:
         return self.files[self.location[name]].read(name)
 
     def total_parameters(self) -> int | None:

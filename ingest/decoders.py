@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ingest.family import Family, Keys, Norm, Projections, sizes
+from ingest.family import Family, Keys, Multiplier, Norm, Piece, Projections, sizes
+
+CLAMP = Piece("clamp", setting="clip_qkv")
+NESTED_CLAMP = Piece("clamp", setting="attn_config.clip_qkv")
+RESIDUAL_MULTIPLIER = Multiplier(("residual_multiplier",))
 
 LLAMA = Family(
     "llama",
@@ -69,6 +73,18 @@ GPT_NEOX = Family(
     feeding=Norm("input_layernorm", "layer"),
     defaults=sizes(6144, 44, 64),
 )
+GPT_NEO = Family(
+    "gpt_neo",
+    "h.{layer}.",
+    (
+        Projections(
+            "attn.attention.out_proj", "attn.attention.q_proj", "attn.attention.k_proj", "attn.attention.v_proj"
+        ),
+    ),
+    feeding=Norm("ln_1", "layer"),
+    keys=Keys(depth=("num_layers",), heads=("num_heads",)),
+    defaults={"hidden_size": 2048, "num_layers": 24, "num_heads": 16},
+)
 FALCON = Family(
     "falcon",
     "h.{layer}.",
@@ -116,15 +132,11 @@ RMS_NORMED = {
     "ernie4_5_moe": sizes(2560, 28, 20, 4),
     "glm": sizes(4096, 40, 32, 2, 128),
     "glm4_moe": sizes(4096, 46, 96, 8),
-    "granite": sizes(4096, 32, 32),
-    "granitemoe": sizes(4096, 32, 32),
     "helium": sizes(2560, 24, 20, 20, 128),
     "hunyuan_v1_dense": sizes(4096, 32, 32),
     "hunyuan_v1_moe": sizes(4096, 32, 32),
-    "llama4_text": sizes(5120, 48, 40, 8, 128),
     "minimax_m2": sizes(3072, 62, 48, 8, 128),
     "ministral3": sizes(4096, 34, 32, 8, 128),
-    "olmoe": sizes(2048, 16, 16),
     "qwen2_moe": sizes(2048, 24, 16, 16),
     "qwen3_moe": sizes(2048, 24, 32, 4),
     "seed_oss": sizes(4096, 64, 80, 8, 128),
@@ -159,12 +171,41 @@ DECODERS: tuple[Family, ...] = (
     GEMMA2,
     replace(GEMMA2, model_type="gemma3_text"),
     replace(GEMMA2, model_type="vaultgemma", branch=None),
-    replace(LLAMA, model_type="nanochat", feeding=Norm("", "rms"), defaults=sizes(768, 12, 6)),
-    replace(LLAMA, model_type="olmo", feeding=Norm("", "layer")),
+    *(replace(LLAMA, model_type=name, multiplier=RESIDUAL_MULTIPLIER) for name in ("granite", "granitemoe")),
+    replace(
+        LLAMA,
+        model_type="llama4_text",
+        pieces=(
+            Piece(
+                "qk_norm",
+                setting="use_qk_norm",
+                layer_setting="no_rope_layers",
+                layer_interval="no_rope_layer_interval",
+            ),
+        ),
+        defaults={**sizes(5120, 48, 40, 8, 128), "use_qk_norm": True, "no_rope_layer_interval": 4},
+    ),
+    replace(
+        LLAMA,
+        model_type="nanochat",
+        feeding=Norm("", "rms"),
+        pieces=(Piece("qk_norm"),),
+        defaults=sizes(768, 12, 6),
+    ),
+    replace(LLAMA, model_type="olmo", feeding=Norm("", "layer"), pieces=(CLAMP,)),
+    replace(LLAMA, model_type="olmoe", pieces=(CLAMP,), defaults=sizes(2048, 16, 16)),
     OLMO2,
     replace(OLMO2, model_type="olmo3"),
     replace(OLMO2, model_type="flex_olmo"),
     replace(OLMO2, model_type="exaone4", defaults=sizes(4096, 32, 32, 32)),
+    replace(
+        GPT_NEO,
+        model_type="exaone",
+        other_block="layers.{layer}.",
+        feeding=Norm("ln_1", "rms"),
+        keys=Keys(depth=("num_hidden_layers", "num_layers")),
+        defaults=sizes(4096, 32, 32, 8),
+    ),
     GLM4,
     PHI,
     replace(
@@ -180,6 +221,7 @@ DECODERS: tuple[Family, ...] = (
         defaults=sizes(6144, 32, 48),
     ),
     GPT_NEOX,
+    replace(GPT_NEOX, model_type="gpt_neox_japanese", defaults=sizes(2560, 32, 32)),
     replace(
         GPT_NEOX,
         model_type="persimmon",
@@ -208,18 +250,7 @@ DECODERS: tuple[Family, ...] = (
         model_type="codegen",
         projections=(Projections("attn.out_proj", fused="attn.qkv_proj", layout="four_blocks"),),
     ),
-    Family(
-        "gpt_neo",
-        "h.{layer}.",
-        (
-            Projections(
-                "attn.attention.out_proj", "attn.attention.q_proj", "attn.attention.k_proj", "attn.attention.v_proj"
-            ),
-        ),
-        feeding=Norm("ln_1", "layer"),
-        keys=Keys(depth=("num_layers",), heads=("num_heads",)),
-        defaults={"hidden_size": 2048, "num_layers": 24, "num_heads": 16},
-    ),
+    GPT_NEO,
     Family(
         "ctrl",
         "h.{layer}.",
@@ -257,6 +288,7 @@ DECODERS: tuple[Family, ...] = (
         (Projections("attn.out_proj", fused="attn.Wqkv", layout="concatenated"),),
         feeding=Norm("norm_1", "layer"),
         keys=Keys(width=("d_model",), depth=("n_layers",), heads=("n_heads",)),
+        pieces=(NESTED_CLAMP,),
         defaults={"d_model": 2048, "n_layers": 24, "n_heads": 16},
     ),
     Family(
@@ -265,6 +297,7 @@ DECODERS: tuple[Family, ...] = (
         (Projections("attn.out_proj", fused="attn.Wqkv", layout="concatenated"),),
         feeding=Norm("norm_1", "layer"),
         keys=Keys(width=("d_model",), depth=("n_layers",), heads=("n_heads",), kv_heads=("attn_config.kv_n_heads",)),
+        pieces=(NESTED_CLAMP,),
         defaults={"d_model": 2048, "n_layers": 24, "n_heads": 16, "attn_config.kv_n_heads": 1},
     ),
     OPT,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ingest.family import Family, Keys, Norm, Projections, sizes
+from ingest.family import Family, Keys, Multiplier, Norm, Projections, sizes
 
 BASE = sizes(768, 12, 12)
 
@@ -29,7 +29,12 @@ VIT = replace(
     ),
     feeding=Norm("layernorm_before", "layer"),
 )
-DINOV2 = replace(VIT, model_type="dinov2", feeding=Norm("norm1", "layer"))
+DINOV2 = replace(
+    VIT,
+    model_type="dinov2",
+    feeding=Norm("norm1", "layer"),
+    multiplier=Multiplier(gain="layer_scale1.lambda1"),
+)
 WAV2VEC2 = replace(
     BERT,
     model_type="wav2vec2",
@@ -149,7 +154,7 @@ ENCODERS: tuple[Family, ...] = (
     ),
     VIT,
     replace(VIT, model_type="deit"),
-    replace(VIT, model_type="beit"),
+    replace(VIT, model_type="beit", multiplier=Multiplier(gain="lambda_1")),
     replace(VIT, model_type="vit_mae"),
     DINOV2,
     replace(DINOV2, model_type="dinov2_with_registers"),

@@ -51,7 +51,8 @@ class HeadFactors:
 
 def read_weights(checkpoint: Checkpoint, plan: LayerPlan) -> LayerWeights:
     """Read one layer and bring every layout to the same four matrices."""
-    tensors = {role: checkpoint.read(name) for role, name in plan.tensors.items()}
+    stored = {name: checkpoint.read(name) for name in dict.fromkeys(plan.tensors.values())}
+    tensors = {role: stored[name] for role, name in plan.tensors.items()}
     gains: dict[str, Tensor] = {role: tensors.pop(role) for role in GAINS if role in tensors}
     if plan.projections.latent is not None:
         parts = latent_parts(tensors, plan)

@@ -91,12 +91,16 @@ class Piece:
     """Something between a token and what a head writes that no matrix describes.
 
     It is there when the tensor ``tensor`` (a full name within the block) exists, when the
-    configuration's ``setting`` is true or not zero, or, with neither named, always.
+    configuration's ``setting`` is true or not zero, or, with neither named, always; and where a list
+    ``layer_setting`` has an entry for the layer, only when that is true or not zero. Without the
+    list, the last of every ``layer_interval`` (a configuration key) layers does not have it.
     """
 
     name: PieceName
     tensor: str = ""
     setting: str = ""
+    layer_setting: str = ""
+    layer_interval: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +149,10 @@ class Keys:
 
     ``layer_list`` is a list with an entry for each layer, which overrules the depth where present.
     ``trailing`` counts layers at the end that the depth includes although they are no part of the
-    stack. ``value_dim`` is the size of a head's value where it is not ``head_dim``, and
-    ``source_width`` the width of what keys and values read where it is not ``width``. The last four
-    are the sizes of multi-head latent attention.
+    stack. ``kv_heads`` is multiplied by ``kv_factor``. ``value_dim`` is the size of a head's value
+    where it is not ``head_dim``, and ``source_width`` the width of what keys and values read where it
+    is not ``width``. The last five are the sizes of multi-head latent attention; ``latent_key_dim``
+    is the size of a whole key, and stands in for ``nope_dim``.
     """
 
     width: tuple[str, ...] = ("hidden_size",)
@@ -156,6 +161,7 @@ class Keys:
     trailing: tuple[str, ...] = ()
     heads: tuple[str, ...] = ("num_attention_heads",)
     kv_heads: tuple[str, ...] = ("num_key_value_heads",)
+    kv_factor: int = 1
     head_dim: tuple[str, ...] = ("head_dim",)
     value_dim: tuple[str, ...] = ()
     source_width: tuple[str, ...] = ()
@@ -163,6 +169,7 @@ class Keys:
     query_rank: str = "q_lora_rank"
     nope_dim: str = "qk_nope_head_dim"
     rope_dim: str = "qk_rope_head_dim"
+    latent_key_dim: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,10 +177,10 @@ class Family:
     """One row: how one stack of a ``model_type`` names, lays out and normalises its attention.
 
     ``block`` is the path of one layer with ``{layer}`` for its number, below whatever prefix the
-    file adds. Where one numbered layer holds several blocks, ``{inner}`` numbers them, in the block
-    or in the projections, and ``inner_count`` says how many: a configuration key, or a number.
-    ``feeding`` is the norm in front of attention and ``branch`` the gain on its output; neither
-    exists where the norm comes after the residual sum.
+    file adds, and ``other_block`` a second spelling of it. Where one numbered layer holds several
+    blocks, ``{inner}`` numbers them, in the block or in the projections, and ``inner_count`` says how
+    many: a configuration key, or a number. ``feeding`` is the norm in front of attention and
+    ``branch`` the gain on its output; neither exists where the norm comes after the residual sum.
 
     A ``model_type`` has a row for each of its ``stack``s. ``part`` are keys of a nested
     configuration that describes the stack, the first one present; without any the whole
@@ -182,7 +189,8 @@ class Family:
 
     ``when`` are settings a configuration must have for this row, where a stack has several.
     ``fixed_kv_heads`` overrules what the configuration says. ``by_layer_type`` has other keys for
-    some entries of ``layer_types``. The last ``shared_layers`` (a configuration key) layers use the
+    some entries of ``layer_types``; a ``per_layer_config`` in the configuration, which has settings
+    of single layers, takes its place. The last ``shared_layers`` (a configuration key) layers use the
     keys and values of earlier ones. Values are multiplied by the setting ``value_scale``.
     ``defaults`` are the class defaults of ``transformers`` for absent or null keys; an absent head
     size is width / heads.
@@ -207,6 +215,7 @@ class Family:
     multiplier: Multiplier | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
     inner_count: str | int = ""
+    other_block: str = ""
 
     @property
     def can_fold(self) -> bool:

@@ -17,13 +17,13 @@ from functools import cached_property
 from pathlib import Path
 
 from ingest.checkpoint import Checkpoint
-from ingest.local import INDEXES, open_folder
+from ingest.gguf_checkpoint import gguf_parts
+from ingest.local import ADAPTER_CONFIG, ADAPTER_WEIGHTS, INDEXES, open_folder
 from ingest.safetensors_file import LocalFile, SafetensorsFile
 from stats.errors import CheckpointError
 
 _PART = r"\w[\w.-]*"
 HUB_NAME = re.compile(rf"{_PART}/{_PART}(@{_PART}(/{_PART})*)?")
-SHARD = re.compile(r"-\d+-of-\d+\.")
 TIMEOUT_SECONDS = 30.0
 
 
@@ -39,12 +39,17 @@ def open_hub(text: str, config_path: Path | None = None) -> Checkpoint:
         CheckpointError: no such repository, revision or file; no permission; no connection; or
             offline and not in the cache.
     """
-    repository, _, revision = text.partition("@")
-    folder = HubFolder(repository, revision or "main")
+    folder = hub_folder(text)
     checkpoint = open_folder(folder, text, config_path)
     checkpoint.source = text
     checkpoint.revision = folder.commit
     return checkpoint
+
+
+def hub_folder(text: str) -> HubFolder:
+    """The files of a hub name; raises as ``open_hub`` does."""
+    repository, _, revision = text.partition("@")
+    return HubFolder(repository, revision or "main")
 
 
 class HubFolder:
@@ -139,8 +144,11 @@ class HubFolder:
 
 
 def _shows_weights(names: Collection[str]) -> bool:
-    """Whether a snapshot, which may be incomplete, holds an index or a whole weight file."""
-    whole = [name for name in names if name.endswith(".gguf") and not SHARD.search(name)]
+    """Whether a snapshot, which may be incomplete, holds an index, a whole weight file or an adapter."""
+    if ADAPTER_CONFIG in names and any(name in names for name in ADAPTER_WEIGHTS):
+        return True
+    models = {gguf_parts(name) for name in names if name.endswith(".gguf")}
+    whole = [parts for parts in models if all(part in names for part in parts)]
     return len(whole) == 1 or ("config.json" in names and any(name in names for name, _ in INDEXES))
 
 

@@ -4,17 +4,31 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ingest.decoders import LLAMA
-from ingest.family import Family, Keys, Norm, Projections, sizes
+from ingest.decoders import LLAMA, RESIDUAL_MULTIPLIER
+from ingest.family import Family, Keys, Multiplier, Norm, Projections, sizes
 
 JAMBA = replace(LLAMA, model_type="jamba", defaults=sizes(4096, 32, 32, 8))
+QWEN3_NEXT = replace(
+    LLAMA,
+    model_type="qwen3_next",
+    projections=(replace(LLAMA.projections[0], gated_query=True),),
+    feeding=Norm("input_layernorm", "rms_plus_one"),
+    defaults=sizes(2048, 48, 16, 2, 256),
+)
 
 HYBRIDS: tuple[Family, ...] = (
     JAMBA,
     replace(JAMBA, model_type="bamba"),
-    replace(JAMBA, model_type="falcon_h1"),
-    replace(JAMBA, model_type="minimax"),
-    replace(LLAMA, model_type="granitemoehybrid"),
+    replace(
+        JAMBA,
+        model_type="falcon_h1",
+        multiplier=Multiplier(("attention_in_multiplier", "attention_out_multiplier")),
+    ),
+    replace(JAMBA, model_type="minimax", multiplier=Multiplier(("full_attn_beta_factor",))),
+    replace(LLAMA, model_type="granitemoehybrid", multiplier=RESIDUAL_MULTIPLIER),
+    QWEN3_NEXT,
+    replace(QWEN3_NEXT, model_type="qwen3_5_text", defaults=sizes(4096, 32, 16, 4, 256)),
+    replace(QWEN3_NEXT, model_type="qwen3_5_moe_text", defaults=sizes(2048, 40, 16, 2, 256)),
     replace(
         LLAMA,
         model_type="lfm2",

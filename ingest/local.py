@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
 from ingest.checkpoint import Checkpoint, TensorFile
-from ingest.gguf_file import GgufFile
+from ingest.gguf_checkpoint import gguf_parts, open_gguf
 from ingest.safetensors_file import LocalFile, SafetensorsFile, unopenable
 from ingest.torch_file import TorchFile
 from stats.errors import CheckpointError
@@ -20,6 +20,10 @@ INDEXES = (
     ("pytorch_model.bin", "torch"),
 )
 """Weight files of a directory in the order they are looked for; an index names its shards."""
+
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
+"""Files of an adapter, which changes a model that is stored elsewhere."""
 
 LARGEST_JSON = 200_000_000
 
@@ -116,7 +120,9 @@ def open_local(path: Path, config_path: Path | None = None) -> Checkpoint:
         return open_folder(LocalFolder(path), path.resolve().name, config_path)
     suffix = path.suffix.lower()
     if suffix == ".gguf":
-        return open_gguf(path)
+        folder = LocalFolder(path.parent)
+        present = [part for part in gguf_parts(path.name) if folder.path(part).is_file()]
+        return open_gguf(str(path), path.name, present, folder.path)
     kinds = {".safetensors": "safetensors", ".bin": "torch", ".pt": "torch", ".pth": "torch"}
     if suffix not in kinds:
         raise CheckpointError(
@@ -125,6 +131,8 @@ def open_local(path: Path, config_path: Path | None = None) -> Checkpoint:
             expected="a directory, .safetensors, .bin or .gguf",
             found=suffix or "no suffix",
         )
+    if path.name in ADAPTER_WEIGHTS and (path.parent / ADAPTER_CONFIG).is_file():
+        raise _adapter_without_base(LocalFolder(path.parent))
     beside = path.parent / "config.json"
     if config_path is None and not beside.is_file():
         raise CheckpointError(
@@ -137,24 +145,6 @@ def open_local(path: Path, config_path: Path | None = None) -> Checkpoint:
     checkpoint = _assemble(LocalFolder(path.parent), path.stem, kinds[suffix], config, {}, [path.name])
     checkpoint.source = str(path)
     return checkpoint
-
-
-def open_gguf(path: Path) -> Checkpoint:
-    """Open a GGUF file; its metadata serves as the configuration, keys without the architecture."""
-    file = GgufFile(path)
-    architecture = file.metadata.get("general.architecture")
-    if not isinstance(architecture, str):
-        raise CheckpointError(
-            "the GGUF file does not name its architecture",
-            where=str(path),
-            expected="general.architecture",
-            found="nothing",
-        )
-    prefix = architecture + "."
-    config = {key.removeprefix(prefix): value for key, value in file.metadata.items() if key.startswith(prefix)}
-    config["model_type"] = architecture
-    location = dict.fromkeys(file.headers, path.name)
-    return Checkpoint(str(path), path.stem, "gguf", "gguf", config, location, {path.name: file})
 
 
 def open_folder(folder: Folder, name: str, config_path: Path | None = None) -> Checkpoint:
@@ -192,27 +182,32 @@ def _open_only_file(folder: Folder, name: str, present: Collection[str], config_
     files = sorted(
         file for file in present if file.endswith((".gguf", ".safetensors")) and not file.startswith("adapter_")
     )
-    if len(files) == 1 and files[0].endswith(".gguf"):
-        checkpoint = open_gguf(folder.path(files[0]))
-        checkpoint.source, checkpoint.name = folder.location, name
+    models = {gguf_parts(file) for file in files}
+    if len(models) == 1 and files[0].endswith(".gguf"):
+        checkpoint = open_gguf(folder.location, files[0], present, folder.path)
+        checkpoint.name = name
         return checkpoint
     if len(files) == 1:
         return _assemble(folder, name, "safetensors", _configuration(folder, present, config_path), {}, files)
-    if "adapter_config.json" in present:
-        base = read_json(folder.path("adapter_config.json")).get("base_model_name_or_path")
-        raise CheckpointError(
-            "this is an adapter, not a model",
-            where=folder.location,
-            expected="the weights of a whole model",
-            found=f"adapter_config.json for base model {base}",
-            remedy="merge the adapter into its base model and save that",
-        )
+    if ADAPTER_CONFIG in present:
+        raise _adapter_without_base(folder)
     raise CheckpointError(
         "no weights found" if not files else "several weight files and no index",
         where=folder.location,
         expected="one of " + ", ".join(file for file, _ in INDEXES) + ", or a single .safetensors or .gguf",
         found=", ".join(sorted(present)[:8]) or "nothing",
         remedy="name the file itself" if files else "complete the download, or check the path",
+    )
+
+
+def _adapter_without_base(folder: Folder) -> CheckpointError:
+    base = read_json(folder.path(ADAPTER_CONFIG)).get("base_model_name_or_path")
+    return CheckpointError(
+        "this is an adapter, not a model",
+        where=folder.location,
+        expected="the weights of a whole model",
+        found=f"{ADAPTER_CONFIG} for base model {base}",
+        remedy=f"name the base model as well: --base {base or 'MODEL'}",
     )
 
 

@@ -40,6 +40,7 @@ class ComputeSettings:
     device: str = "auto"
     dtype: str = "float64"
     workers: int | None = None
+    keep_factors: bool = False
 
     def resolve_device(self) -> torch.device:
         """The device to use: with ``auto`` a CUDA device when there is one.
@@ -89,7 +90,7 @@ class LayerMeasurement:
 def hash_layers(plan: Plan) -> Iterator[LayerDigests]:
     """Digests of every layer, in order, with no linear algebra."""
     cpu = torch.device("cpu")
-    yield from _in_order(
+    yield from in_order(
         plan.layers, lambda layer: layer_digests(read_weights(plan.checkpoint, layer)), _workers(plan, cpu, 8)
     )
 
@@ -115,6 +116,7 @@ def measure(plan: Plan, settings: ComputeSettings) -> Iterator[LayerMeasurement]
                 factors.kv_head,
                 rank_cut,
                 two_spaces=layer.two_spaces,
+                keep_bases=settings.keep_factors,
             )
             del factors
             for head in layer.pruned:
@@ -123,7 +125,7 @@ def measure(plan: Plan, settings: ComputeSettings) -> Iterator[LayerMeasurement]
         return LayerMeasurement(layer, kv_head, arrays, digests)
 
     workers = settings.workers or _workers(plan, device, dtype.itemsize)
-    yield from _in_order(plan.layers, work, workers)
+    yield from in_order(plan.layers, work, workers)
 
 
 def _workers(plan: Plan, device: torch.device, item_size: int) -> int:
@@ -132,14 +134,15 @@ def _workers(plan: Plan, device: torch.device, item_size: int) -> int:
         return 2
     per_layer = max(layer.numel for layer in plan.layers) * item_size * WORKING_COPIES
     available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 2**32
-    return max(1, min(_cores(), len(plan.layers), available // 2 // max(1, per_layer)))
+    return max(1, min(cores(), len(plan.layers), available // 2 // max(1, per_layer)))
 
 
-def _cores() -> int:
+def cores() -> int:
+    """Cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _in_order(items: Sequence[Item], work: Callable[[Item], Result], workers: int) -> Iterator[Result]:
+def in_order(items: Sequence[Item], work: Callable[[Item], Result], workers: int) -> Iterator[Result]:
     """Results of ``work`` in the order of ``items``, ``workers`` at once.
 
     A few results may wait for the consumer, so that no worker waits while it writes. Each worker

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
-from ingest.blocks import Block, find_blocks, no_attention
+from ingest.blocks import Block, find_blocks, no_attention, without_absent_stacks
 from ingest.checkpoint import Checkpoint, TensorHeader
 from ingest.family import NEUTRALISED, Norm, PieceName, Projections
 from ingest.quantized import refuse_quantized, require_floating
 from ingest.recognition import Recognition, Stack, recognise
-from ingest.sizes import Depth, HeadSizes, branch_multiplier, depth, head_sizes, layer_types, positive
+from ingest.sizes import (
+    Depth,
+    HeadSizes,
+    branch_multiplier,
+    depth,
+    head_sizes,
+    layer_types,
+    positive,
+    scalar,
+    without_heads,
+)
 from stats.errors import CheckpointError
 
 Operator = Literal["raw", "folded"]
@@ -126,8 +136,10 @@ class Plan:
 
     @property
     def bytes_to_read(self) -> int:
-        """Stored size of those tensors; what an ingest records as ``bytes_read``."""
-        return sum(tensor.nbytes for tensor in self.tensors)
+        """Stored size of those tensors and of what is read beside them; what an ingest records as ``bytes_read``."""
+        beside = (name for tensor in self.tensors for name in self.checkpoint.companions(tensor.name))
+        names = dict.fromkeys([*(tensor.name for tensor in self.tensors), *beside])
+        return sum(self.checkpoint.header(name).nbytes for name in names)
 
     @property
     def source_dtype(self) -> str:
@@ -150,7 +162,7 @@ def plan_checkpoint(
         CheckpointError: unknown family, quantised weights, no attention found, shapes that
             contradict the configuration, or a folded operator the architecture does not have.
     """
-    recognition = recognise(checkpoint, family)
+    recognition = without_absent_stacks(checkpoint, recognise(checkpoint, family))
     for stack in recognition.stacks:
         refuse_quantized(checkpoint, stack.config)
     if "folded" in operators and not any(stack.family.can_fold for stack in recognition.stacks):
@@ -158,20 +170,23 @@ def plan_checkpoint(
             f"{recognition.stacks[0].family.model_type} has no folded operator",
             where=checkpoint.source,
             expected="a norm in front of attention, or a gain on its output",
-            found="a norm after the residual sum",
+            found="a norm after the residual sum"
+            if recognition.stacks[0].norms_known
+            else "a family of unknown norms: what theirs multiplies with cannot be told from names and shapes",
             remedy="use --operator raw",
         )
     layers: list[LayerPlan] = []
     skipped: list[SkippedLayer] = []
-    ignored: set[str] = set()
+    ignored: dict[str, str] = {}
     own: set[str] = set()
     for stack in recognition.stacks:
         planned = _plan_stack(checkpoint, stack, operators)
         layers += planned.layers
         skipped += planned.skipped
-        ignored.update(planned.ignored)
-        own.add(planned.prefix)
-    return Plan(checkpoint, recognition, tuple(operators), tuple(layers), tuple(skipped), tuple(sorted(ignored - own)))
+        ignored |= {prefix + stack.family.block: prefix for prefix in planned.ignored}
+        own.add(planned.prefix + stack.family.block)
+    left_aside = sorted({prefix for path, prefix in ignored.items() if path not in own})
+    return Plan(checkpoint, recognition, tuple(operators), tuple(layers), tuple(skipped), tuple(left_aside))
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,23 +198,24 @@ class _PlannedStack:
 
 
 def _plan_stack(checkpoint: Checkpoint, stack: Stack, operators: Sequence[Operator]) -> _PlannedStack:
+    stack = _as_spelled(checkpoint, stack)
     extent = depth(checkpoint, stack)
     types = layer_types(stack.config)
     borrowing = _borrowing_layers(checkpoint, stack, extent)
-    blocks, ignored = find_blocks(checkpoint, stack, extent.inner, types, borrowing)
+    headless = without_heads(stack, extent.blocks)
+    blocks, ignored = find_blocks(checkpoint, stack, extent.inner, types, {*borrowing, *headless})
     layers, skipped = [], []
     for number in range(extent.blocks):
         if number in borrowing:
             skipped.append(SkippedLayer(stack.name, number, "reads keys and values of an earlier layer"))
+        elif number in headless:
+            skipped.append(SkippedLayer(stack.name, number, "the configuration gives the layer no heads"))
         elif number not in blocks:
             called = f" ({types[number]})" if number < len(types) else ""
             skipped.append(SkippedLayer(stack.name, number, f"no attention tensors in the checkpoint{called}"))
         else:
             sizes = head_sizes(checkpoint, stack, blocks[number].projections, number)
-            if sizes is None:
-                skipped.append(SkippedLayer(stack.name, number, "the configuration gives the layer no heads"))
-            else:
-                layers.append(_plan_layer(checkpoint, stack, extent, number, blocks[number], sizes, operators))
+            layers.append(_plan_layer(checkpoint, stack, extent, number, blocks[number], sizes, operators))
     skipped += [
         SkippedLayer(stack.name, number, f"beyond the {extent.blocks} layers of the configuration")
         for number in sorted(blocks)
@@ -208,6 +224,15 @@ def _plan_stack(checkpoint: Checkpoint, stack: Stack, operators: Sequence[Operat
     if not layers:
         raise no_attention(checkpoint, stack.family)
     return _PlannedStack(layers, skipped, next(iter(blocks.values())).prefix, ignored)
+
+
+def _as_spelled(checkpoint: Checkpoint, stack: Stack) -> Stack:
+    """The stack with its blocks named as the checkpoint names them."""
+    other = stack.family.other_block
+    first = other.format(layer=0, inner=0)
+    if other and any(f".{first}" in f".{name}" for name in checkpoint.location):
+        return replace(stack, family=replace(stack.family, block=other))
+    return stack
 
 
 def _borrowing_layers(checkpoint: Checkpoint, stack: Stack, extent: Depth) -> range:
@@ -239,7 +264,6 @@ def _plan_layer(
     multiplier, scale = family.multiplier, None
     if multiplier is not None and multiplier.gain and block.name(multiplier.gain) in checkpoint:
         scale = block.name(multiplier.gain)
-    value_scale = family.setting(stack.config, family.value_scale) if family.value_scale else None
     plan = LayerPlan(
         stack.name,
         number,
@@ -252,7 +276,7 @@ def _plan_layer(
         family.two_spaces,
         _pruned(checkpoint, stack.config, number, sizes.n_heads),
         _pieces(checkpoint, stack, block),
-        1.0 if value_scale is None else float(value_scale),
+        scalar(checkpoint, stack, family.value_scale),
         branch_multiplier(checkpoint, stack, multiplier, extent.layers),
         scale,
     )
@@ -264,12 +288,16 @@ def _pieces(checkpoint: Checkpoint, stack: Stack, block: Block) -> tuple[PieceNa
     """What lies between tokens and the head's output besides matrices, by name."""
     found: list[PieceName] = []
     for piece in stack.family.pieces:
-        if piece.tensor:
-            there = block.name(piece.tensor) in checkpoint
-        elif piece.setting:
-            there = bool(stack.family.setting(stack.config, piece.setting))
-        else:
-            there = True
+        there = not piece.tensor or block.name(piece.tensor) in checkpoint
+        if piece.setting:
+            there = there and bool(stack.family.setting(stack.config, piece.setting))
+        by_layer = stack.config.get(piece.layer_setting)
+        if isinstance(by_layer, list) and block.layer < len(by_layer):
+            there = there and bool(by_layer[block.layer])
+        elif piece.layer_interval:
+            interval = stack.family.setting(stack.config, piece.layer_interval)
+            interval = positive(checkpoint, [piece.layer_interval], interval)
+            there = there and (block.layer + 1) % interval != 0
         if there:
             found.append(piece.name)
     if block.projections.latent is not None:

@@ -25,6 +25,8 @@ ITEM_SIZE = {
     "U16": 2, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "C64": 8,
 }  # fmt: skip
 FLOATING = ("F64", "F32", "F16", "BF16")
+"""Types whose values stand alone."""
+
 LARGEST_HEADER = 100_000_000
 """The safetensors library's own limit on the header, in bytes."""
 
@@ -189,7 +191,15 @@ class SafetensorsFile:
 
         headers, offsets = self._parsed
         header = headers[name]
-        dtypes = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+        dtypes = {
+            "F64": torch.float64,
+            "F32": torch.float32,
+            "F16": torch.float16,
+            "BF16": torch.bfloat16,
+            "F8_E4M3": torch.float8_e4m3fn,
+            "F8_E5M2": torch.float8_e5m2,
+            "F8_E8M0": torch.float8_e8m0fnu,
+        }
         values = torch.empty(header.nbytes, dtype=torch.uint8)
         self._values.read_into(offsets[name], values.numpy().data)
         return values.view(dtypes[header.dtype]).view(header.shape)

@@ -92,15 +92,22 @@ def depth(checkpoint: Checkpoint, stack: Stack) -> Depth:
 
 def layer_types(config: Mapping[str, Any]) -> list[str]:
     """What the configuration calls each layer; empty where it does not."""
-    listed = config.get("layer_types") or config.get("layers_block_type") or []
+    names = ("layer_types", "layers_block_type", "hybrid_layer_pattern")
+    listed: Any = next((config[name] for name in names if config.get(name)), [])
     return [str(item) for item in listed] if isinstance(listed, list) else []
 
 
-def head_sizes(checkpoint: Checkpoint, stack: Stack, projections: Projections, layer: int) -> HeadSizes | None:
-    """Heads and widths of one layer; per-layer lists are indexed. None where the layer is given no heads."""
+def head_sizes(checkpoint: Checkpoint, stack: Stack, projections: Projections, layer: int) -> HeadSizes:
+    """Heads and widths of one layer; per-layer lists are indexed."""
     family, config = stack.family, stack.config
+    keys = family.keys
     types = layer_types(config)
-    keys = family.by_layer_type.get(types[layer], family.keys) if layer < len(types) else family.keys
+    by_layer = config.get("per_layer_config")
+    if isinstance(by_layer, Mapping):
+        own = next((own for number, own in by_layer.items() if number.zfill(9) == f"{layer:09}"), None)
+        config = {**config, **own} if isinstance(own, Mapping) else config
+    elif layer < len(types):
+        keys = family.by_layer_type.get(types[layer], keys)
 
     def setting(names: Sequence[str]) -> Any:
         value = family.setting(config, *names)
@@ -110,15 +117,14 @@ def head_sizes(checkpoint: Checkpoint, stack: Stack, projections: Projections, l
 
     width = positive(checkpoint, keys.width, setting(keys.width))
     source = positive(checkpoint, keys.source_width, setting(keys.source_width)) if keys.source_width else width
-    if setting(keys.heads) == 0 or (setting(keys.kv_heads) == 0 and projections.latent is None):
-        return None
     heads = positive(checkpoint, keys.heads, setting(keys.heads))
     if projections.latent is not None:
         latent = _latent_sizes(checkpoint, keys, setting, projections)
-        d_head = positive(checkpoint, keys.value_dim, setting(keys.value_dim))
+        d_head = setting(keys.value_dim)
+        d_head = width // heads if d_head is None else positive(checkpoint, keys.value_dim, d_head)
         return HeadSizes(heads, heads, width, source, d_head, latent.nope + latent.rope, latent)
     kv_heads = family.fixed_kv_heads or setting(keys.kv_heads)
-    kv_heads = heads if kv_heads is None else positive(checkpoint, keys.kv_heads, kv_heads)
+    kv_heads = heads if kv_heads is None else positive(checkpoint, keys.kv_heads, kv_heads) * keys.kv_factor
     d_key = setting(keys.head_dim)
     d_key = width // heads if d_key is None else positive(checkpoint, keys.head_dim, d_key)
     d_head = setting(keys.value_dim)
@@ -131,15 +137,35 @@ def head_sizes(checkpoint: Checkpoint, stack: Stack, projections: Projections, l
             found=f"{heads} query heads, {kv_heads} key/value heads",
             remedy="correct the configuration; a count it lacks is the model class's own default",
         )
+    if kv_heads != heads and projections.layout in ("interleaved", "four_blocks"):
+        raise CheckpointError(
+            "the layout has a key and a value for every query head",
+            where=f"{checkpoint.source}, layer {layer}, {projections.fused}",
+            expected=f"{heads} key/value heads",
+            found=f"{kv_heads} key/value heads in the configuration",
+            remedy="name the family the weights are laid out like with --family NAME",
+        )
     return HeadSizes(heads, kv_heads, width, source, d_head, d_key, None)
+
+
+def without_heads(stack: Stack, layers: int) -> list[int]:
+    """Numbers of layers that a list of head counts by layer gives none."""
+    keys = stack.family.keys
+    counts = [stack.family.setting(stack.config, *names) for names in (keys.heads, keys.kv_heads)]
+    lists = [count for count in counts if isinstance(count, list)]
+    return [layer for layer in range(layers) if any(count[layer : layer + 1] == [0] for count in lists)]
 
 
 def _latent_sizes(checkpoint: Checkpoint, keys: Keys, setting: Any, projections: Projections) -> LatentSizes:
     def size(key: str) -> int:
         return positive(checkpoint, [key], setting([key]))
 
-    query_rank = 0 if projections.query else size(keys.query_rank)
-    return LatentSizes(size(keys.latent_rank), query_rank, size(keys.nope_dim), size(keys.rope_dim))
+    query_rank, rope = 0 if projections.query else size(keys.query_rank), size(keys.rope_dim)
+    if not keys.latent_key_dim:
+        return LatentSizes(size(keys.latent_rank), query_rank, size(keys.nope_dim), rope)
+    d_key = positive(checkpoint, keys.latent_key_dim, setting(keys.latent_key_dim))
+    nope = positive(checkpoint, (*keys.latent_key_dim, keys.rope_dim), d_key - rope)
+    return LatentSizes(size(keys.latent_rank), query_rank, nope, rope)
 
 
 def branch_multiplier(checkpoint: Checkpoint, stack: Stack, multiplier: Multiplier | None, layers: int) -> float:
@@ -152,15 +178,25 @@ def branch_multiplier(checkpoint: Checkpoint, stack: Stack, multiplier: Multipli
     if multiplier is None:
         return factor
     for name in multiplier.settings:
-        value = stack.family.setting(stack.config, name)
-        if value is not None:
-            if isinstance(value, bool) or not isinstance(value, (int, float)):
-                raise CheckpointError(
-                    "the configuration does not give a multiplier",
-                    where=f"{checkpoint.source}, {name}",
-                    expected="a number",
-                    found=repr(value)[:100],
-                    remedy="correct the configuration the model was saved with",
-                )
-            factor *= value
+        factor *= scalar(checkpoint, stack, name)
     return factor / layers**0.5 if multiplier.over_sqrt_depth else factor
+
+
+def scalar(checkpoint: Checkpoint, stack: Stack, name: str) -> float:
+    """A number that multiplies something; 1 where the configuration has none, or no ``name`` is given.
+
+    Raises:
+        CheckpointError: the configuration gives something that is no number.
+    """
+    value = stack.family.setting(stack.config, name) if name else None
+    if value is None:
+        return 1.0
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise CheckpointError(
+            "the configuration does not give a multiplier",
+            where=f"{checkpoint.source}, {name}",
+            expected="a number",
+            found=repr(value)[:100],
+            remedy="correct the configuration the model was saved with",
+        )
+    return float(value)

@@ -101,6 +101,7 @@ class Atlas:
                 where=f"{model}, {operator}",
                 expected="one of " + ", ".join(sorted(group.array_keys())),
                 found=name,
+                remedy="measure the model again with --keep-factors --replace" if name.endswith("_basis") else "",
             )
         array: Any = group[name]
         layer_array: Any = group["layer"]

@@ -67,7 +67,13 @@ GROUP BY pairs.model, pairs.operator, pairs.stack, pairs.layer
 ORDER BY pairs.model, pairs.operator, pairs.stack, pairs.layer;
 
 CREATE TEMP MACRO products(threshold) AS TABLE
-SELECT pairs.*, acting.closure AS acting_closure, acting.alpha AS acting_alpha, acting.kv_head AS acting_kv_head
+SELECT
+    pairs.*,
+    acting.closure AS acting_closure,
+    acting.alpha AS acting_alpha,
+    acting.kv_head AS acting_kv_head,
+    acting.sigma_max AS acting_sigma_max,
+    acting.cos_min AS acting_cos_min
 FROM pairs
 JOIN heads AS acting
     ON (pairs.model, pairs.operator, pairs.stack, pairs.layer, pairs.read_head)
@@ -92,25 +98,39 @@ GROUP BY ALL
 ORDER BY model, operator, stack, pairing DESC;
 
 CREATE TEMP MACRO algebra_by_group(threshold) AS TABLE
+WITH other AS (
+    SELECT model, operator, stack, layer, read_head, median(right_closure) AS other_right_median
+    FROM products(threshold) WHERE NOT shared_value GROUP BY ALL
+)
 SELECT
-    model,
-    operator,
-    stack,
-    layer,
+    products.model,
+    products.operator,
+    products.stack,
+    products.layer,
     acting_kv_head AS kv_head,
-    read_head,
+    products.read_head,
     any_value(acting_closure) AS closure,
     any_value(acting_alpha) AS alpha,
     count(*) AS products,
     median(right_closure) AS right_median,
     min(right_closure) AS right_minimum,
     median(left_closure) AS left_median,
+    any_value(other_right_median) AS other_right_median,
     avg(right_alpha) AS right_alpha_mean,
-    stddev_pop(right_alpha) AS right_alpha_spread
-FROM products(threshold)
+    stddev_pop(right_alpha) AS right_alpha_spread,
+    max(abs(right_alpha - acting_alpha)) / abs(any_value(acting_alpha)) AS alpha_distance,
+    min(range_angle_min) AS range_angle_min,
+    median(range_angle_max) AS range_angle_max,
+    any_value(acting_sigma_max) / abs(any_value(acting_alpha)) AS projection_norm,
+    1 / nullif(any_value(acting_cos_min), 0) AS oblique_norm
+FROM products(threshold) AS products
+LEFT JOIN other
+    ON (products.model, products.operator, products.stack, products.layer, products.read_head)
+     = (other.model, other.operator, other.stack, other.layer, other.read_head)
 WHERE shared_value
-GROUP BY model, operator, stack, layer, acting_kv_head, read_head
-ORDER BY model, operator, stack, layer, kv_head, read_head;
+GROUP BY
+    products.model, products.operator, products.stack, products.layer, acting_kv_head, products.read_head
+ORDER BY products.model, products.operator, products.stack, products.layer, kv_head, products.read_head;
 
 CREATE TEMP MACRO strongest_heads(how_many) AS TABLE
 SELECT model, operator, stack, label, layer, head, kv_head, closure, alpha, trace_rank, participation, cos_mean
@@ -118,6 +138,223 @@ FROM heads
 WHERE closure IS NOT NULL
 QUALIFY row_number() OVER (PARTITION BY model, operator, stack ORDER BY closure DESC, layer, head) <= how_many
 ORDER BY model, operator, stack, closure DESC, layer, head;
+
+CREATE TEMP MACRO null_by_model() AS TABLE
+SELECT
+    model,
+    operator,
+    stack,
+    kind,
+    count(*) AS heads,
+    count(p) AS defined,
+    any_value(n_draws) FILTER (kind = 'scramble') AS draws,
+    median(closure) FILTER (p IS NOT NULL) AS trained_median,
+    median(median) AS null_median,
+    count(*) FILTER (wins) AS wins,
+    count(*) FILTER (wins) / nullif(count(p), 0) AS win_rate,
+    count(*) FILTER (p <= 0.05) AS significant,
+    count(*) FILTER (q <= 0.05) AS discoveries,
+    max(median_se) AS largest_error
+FROM nulls
+JOIN heads USING (model, operator, stack, layer, head)
+GROUP BY model, operator, stack, kind
+ORDER BY model, operator, stack, kind;
+
+CREATE TEMP MACRO null_by_layer() AS TABLE
+SELECT
+    model,
+    operator,
+    stack,
+    layer,
+    kind,
+    count(*) AS heads,
+    count(p) AS defined,
+    median(closure) FILTER (p IS NOT NULL) AS trained_median,
+    median(median) AS null_median,
+    count(*) FILTER (wins) AS wins,
+    median(closure) FILTER (p IS NOT NULL) > median(median) AS layer_wins,
+    min(p) AS smallest_p
+FROM nulls
+JOIN heads USING (model, operator, stack, layer, head)
+GROUP BY model, operator, stack, layer, kind
+ORDER BY model, operator, stack, layer, kind;
+
+CREATE TEMP MACRO matched_ranks() AS TABLE
+SELECT
+    heads.model,
+    heads.operator,
+    heads.stack,
+    heads.layer,
+    heads.head,
+    heads.label,
+    heads.closure,
+    1 + count(*) FILTER (mismatch_closure > heads.closure) AS rank,
+    1 + count(*) AS candidates,
+    max(mismatch_closure) AS largest_mismatch
+FROM heads
+JOIN pairs
+    ON (heads.model, heads.operator, heads.stack, heads.layer)
+     = (pairs.model, pairs.operator, pairs.stack, pairs.layer)
+WHERE NOT shared_value AND mismatch_closure IS NOT NULL AND heads.closure IS NOT NULL
+GROUP BY ALL
+ORDER BY heads.model, heads.operator, heads.stack, heads.layer, heads.head;
+
+CREATE TEMP MACRO capacity_by_model(threshold) AS TABLE
+WITH layers AS (
+    SELECT model, operator, stack, method, layer, max(capacities.closure) AS highest, median(capacities.closure) AS middle
+    FROM capacities GROUP BY model, operator, stack, method, layer
+)
+SELECT
+    model,
+    operator,
+    stack,
+    method,
+    count(*) AS heads,
+    count(capacities.closure) AS defined,
+    median(capacities.closure) AS median,
+    min(capacities.closure) AS minimum,
+    count(*) FILTER (capacities.closure >= threshold) AS feasible,
+    count(*) FILTER (heads.closure >= threshold) AS attained,
+    median(attainment) AS attainment_median,
+    (SELECT count(*) FROM layers AS l WHERE (l.model, l.operator, l.stack, l.method)
+        = (capacities.model, capacities.operator, capacities.stack, capacities.method) AND highest >= threshold)
+        AS feasible_layers,
+    (SELECT count(*) FROM layers AS l WHERE (l.model, l.operator, l.stack, l.method)
+        = (capacities.model, capacities.operator, capacities.stack, capacities.method)) AS layers,
+    (SELECT min(highest) FROM layers AS l WHERE (l.model, l.operator, l.stack, l.method)
+        = (capacities.model, capacities.operator, capacities.stack, capacities.method)) AS lowest_layer_maximum,
+    (SELECT min(middle) FROM layers AS l WHERE (l.model, l.operator, l.stack, l.method)
+        = (capacities.model, capacities.operator, capacities.stack, capacities.method)) AS lowest_layer_median
+FROM capacities
+JOIN heads USING (model, operator, stack, layer, head)
+GROUP BY model, operator, stack, method
+ORDER BY model, operator, stack, method;
+
+CREATE TEMP MACRO capacity_by_layer(threshold) AS TABLE
+SELECT
+    model,
+    operator,
+    stack,
+    layer,
+    method,
+    count(capacities.closure) AS heads,
+    median(capacities.closure) AS median,
+    max(capacities.closure) AS maximum,
+    count(*) FILTER (capacities.closure >= threshold) AS feasible,
+    count(*) FILTER (heads.closure >= threshold) AS attained,
+    max(heads.closure) AS trained_maximum
+FROM capacities
+JOIN heads USING (model, operator, stack, layer, head)
+GROUP BY model, operator, stack, layer, method
+ORDER BY model, operator, stack, layer, method;
+
+CREATE TEMP MACRO lineage_heads(threshold) AS TABLE
+WITH steps AS (
+    SELECT lineage, step, model, max(step) OVER (PARTITION BY lineage) AS last_step
+    FROM models
+    WHERE lineage IS NOT NULL AND step IS NOT NULL
+),
+final AS (
+    SELECT lineage, operator, stack, layer, head, closure >= threshold AS strong
+    FROM heads JOIN steps USING (model) WHERE step = last_step
+)
+SELECT
+    lineage,
+    operator,
+    stack,
+    step,
+    model,
+    layer,
+    head,
+    heads.label,
+    CASE WHEN final.strong THEN 'final strong' ELSE 'others' END AS cohort,
+    heads.closure,
+    heads.alpha,
+    capacities.closure AS capacity,
+    nulls.median AS null_median,
+    coalesce(nulls.median, 0.4549 * heads.null_scale) AS null_level,
+    heads.norm,
+    heads.sigma_max,
+    heads.participation,
+    heads.isometry,
+    heads.cos_mean,
+    heads.copying
+FROM heads
+JOIN steps USING (model)
+JOIN final USING (lineage, operator, stack, layer, head)
+LEFT JOIN capacities
+    ON (capacities.model, capacities.operator, capacities.stack, capacities.layer, capacities.head)
+     = (heads.model, heads.operator, heads.stack, heads.layer, heads.head) AND method = 'assignment'
+LEFT JOIN nulls
+    ON (nulls.model, nulls.operator, nulls.stack, nulls.layer, nulls.head)
+     = (heads.model, heads.operator, heads.stack, heads.layer, heads.head) AND kind = 'scramble'
+ORDER BY lineage, operator, stack, layer, head, step;
+
+CREATE TEMP MACRO trajectory_by_step(threshold) AS TABLE
+SELECT
+    lineage,
+    operator,
+    stack,
+    cohort,
+    step,
+    count(*) AS heads,
+    count(*) FILTER (closure >= threshold) AS strong,
+    median(closure) AS closure,
+    median(alpha) AS alpha,
+    median(capacity) AS capacity,
+    median(null_level) AS null_level,
+    median(sigma_max) AS sigma_max,
+    median(participation) AS participation,
+    median(isometry) AS isometry,
+    median(cos_mean) AS cos_mean
+FROM lineage_heads(threshold)
+GROUP BY lineage, operator, stack, cohort, step
+ORDER BY lineage, operator, stack, cohort, step;
+
+CREATE TEMP MACRO onsets(threshold) AS TABLE
+WITH held AS (
+    SELECT
+        *,
+        min(CASE WHEN closure >= threshold THEN 1 ELSE 0 END) OVER (
+            PARTITION BY lineage, operator, stack, layer, head ORDER BY step
+            ROWS BETWEEN CURRENT ROW AND UNBOUNDED FOLLOWING
+        ) = 1 AS stays
+    FROM lineage_heads(threshold)
+)
+SELECT
+    lineage,
+    operator,
+    stack,
+    label,
+    layer,
+    head,
+    cohort,
+    min(step) FILTER (stays) AS onset,
+    arg_min(closure, step) AS first_closure,
+    arg_max(closure, step) AS final_closure,
+    arg_min(capacity, step) AS first_capacity,
+    arg_max(capacity, step) AS final_capacity,
+    arg_max(alpha, step) AS final_alpha
+FROM held
+GROUP BY ALL
+ORDER BY lineage, operator, stack, layer, head;
+
+CREATE TEMP MACRO repeated_layers() AS TABLE
+SELECT
+    mine.stack,
+    one.lineage,
+    one.model AS model,
+    other.model AS same_as,
+    count(*) AS layers,
+    any_value(one.n_layers) AS of_layers,
+    one.content_hash = other.content_hash AS whole_model
+FROM layers AS mine
+JOIN layers AS theirs USING (stack, layer, content_hash)
+JOIN models AS one ON mine.model = one.model
+JOIN models AS other ON theirs.model = other.model
+WHERE (coalesce(one.step, 0), one.model) > (coalesce(other.step, 0), other.model)
+GROUP BY mine.stack, one.lineage, one.model, other.model, one.content_hash, other.content_hash
+ORDER BY one.lineage, one.model, other.model;
 
 COMMENT ON MACRO TABLE closure_by_model IS 'share of heads at or above a closure threshold, by model';
 COMMENT ON MACRO TABLE closure_by_layer IS 'closure by layer, with each layer''s strongest head';
@@ -127,3 +364,12 @@ COMMENT ON MACRO TABLE products IS 'pairs T_i T_j whose acting head j is at or a
 COMMENT ON MACRO TABLE algebra_by_model IS 'right and left action where head j is strong, same value group or not';
 COMMENT ON MACRO TABLE algebra_by_group IS 'the right-action law for each strong head over its value group';
 COMMENT ON MACRO TABLE strongest_heads IS 'the heads of highest closure of every model';
+COMMENT ON MACRO TABLE null_by_model IS 'trained heads against their nulls, by model and kind of null';
+COMMENT ON MACRO TABLE null_by_layer IS 'trained heads against their nulls, by layer';
+COMMENT ON MACRO TABLE matched_ranks IS 'rank of each head''s closure among the mismatched pairs of its layer';
+COMMENT ON MACRO TABLE capacity_by_model IS 'capacities beside what heads attain, by model and method';
+COMMENT ON MACRO TABLE capacity_by_layer IS 'capacities beside what heads attain, by layer and method';
+COMMENT ON MACRO TABLE lineage_heads IS 'every head at every step of a training run, final strong heads apart';
+COMMENT ON MACRO TABLE trajectory_by_step IS 'medians over training steps, for finally strong heads and the others';
+COMMENT ON MACRO TABLE onsets IS 'first step from which on a head stays at or above the threshold';
+COMMENT ON MACRO TABLE repeated_layers IS 'layers whose values and outputs two checkpoints share exactly';

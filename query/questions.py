@@ -65,7 +65,24 @@ DESCRIPTION = """WITH facts AS (
     SELECT 3, 'heads', operator || ' ' || coalesce(reason, status), count(*)::VARCHAR
     FROM heads WHERE model = $model GROUP BY operator, status, reason
     UNION ALL
-    SELECT 4, 'skipped', stack || ' layer ' || layer, reason FROM skipped WHERE model = $model
+    SELECT 4, 'layers', stack || ' with ' || piece, count(*)::VARCHAR
+    FROM (
+        UNPIVOT (SELECT * FROM layers WHERE model = $model)
+        ON output_gate, sinks, latent_norm, value_norm, clamp, sub_norm, qk_norm INTO NAME piece VALUE there
+    ) WHERE there GROUP BY stack, piece
+    UNION ALL
+    SELECT 4, 'layers', stack || ' where T leaves out ' || neutralised, count(*)::VARCHAR
+    FROM layers WHERE model = $model AND neutralised IS NOT NULL GROUP BY stack, neutralised
+    UNION ALL
+    SELECT 4, 'layers', stack || ' times ' || coalesce(layer_scale, multiplier::VARCHAR), count(*)::VARCHAR
+    FROM layers WHERE model = $model AND (multiplier <> 1 OR layer_scale IS NOT NULL)
+    GROUP BY stack, coalesce(layer_scale, multiplier::VARCHAR)
+    UNION ALL
+    SELECT 5, 'derived', operator || ' ' || kind,
+        concat_ws(', ', n_draws || ' draws', 'seed ' || seed, random_starts || ' random starts', created_at)
+    FROM derivations WHERE model = $model
+    UNION ALL
+    SELECT 6, 'skipped', stack || ' layer ' || layer, reason FROM skipped WHERE model = $model
 )
 SELECT about, field, value FROM facts ORDER BY part, about, field"""
 
@@ -124,6 +141,77 @@ def algebra(
     return _filtered(order, by, threshold, models, operator)
 
 
+def null(
+    kind: str = "scramble", by: str = "model", models: Sequence[str] | None = None, operator: str | None = None
+) -> Question:
+    """Trained heads against a null.
+
+    Args:
+        kind: ``scramble``, which has to be drawn first, or ``mismatch``.
+        by: ``model``, ``layer`` or ``head``.
+        models: names to keep; all when None.
+        operator: raw or folded; each on its own rows when None.
+    """
+    order = {
+        "model": ("null_by_model()", "model, operator DESC, stack"),
+        "layer": ("null_by_layer()", "model, operator DESC, stack, layer"),
+        "head": (NULL_HEADS, "model, operator DESC, stack, layer, head"),
+    }
+    kinds = ("scramble", "mismatch")
+    if kind not in kinds:
+        raise QueryError("unknown kind of null", expected="one of " + ", ".join(kinds), found=kind)
+    return _selected(order, by, {"kind": ("kind = $kind", kind)}, models, operator)
+
+
+def capacity(
+    threshold: float = 0.9, by: str = "model", models: Sequence[str] | None = None, operator: str | None = None
+) -> Question:
+    """How closed heads could be, beside what they attain.
+
+    Arguments as in ``closure``, with ``by`` one of ``model``, ``layer`` and ``head``.
+    """
+    order = {
+        "model": ("capacity_by_model($threshold)", "model, operator DESC, stack, method"),
+        "layer": ("capacity_by_layer($threshold)", "model, operator DESC, stack, method, layer"),
+        "head": (CAPACITY_HEADS, "model, operator DESC, stack, method, layer, head"),
+    }
+    return _filtered(order, by, threshold, models, operator)
+
+
+def trajectory(
+    threshold: float = 0.9, by: str = "step", lineages: Sequence[str] | None = None, operator: str | None = None
+) -> Question:
+    """Training runs step by step.
+
+    Args:
+        threshold: closure at or above which a head of the final step is strong.
+        by: ``step`` for medians of the finally strong heads and the others, ``head`` for the onset of
+            every head, ``all`` for every head at every step.
+        lineages: runs to keep; all when None.
+        operator: raw or folded; each on its own rows when None.
+    """
+    order = {
+        "step": ("trajectory_by_step($threshold)", "lineage, operator DESC, stack, cohort, step"),
+        "head": ("onsets($threshold)", "lineage, operator DESC, stack, final_closure DESC, layer, head"),
+        "all": ("lineage_heads($threshold)", "lineage, operator DESC, stack, layer, head, step"),
+    }
+    if not 0 <= threshold <= 1:
+        raise QueryError("a closure threshold out of range", expected="0 to 1", found=str(threshold))
+    bound: dict[str, tuple[str, Any]] = {"threshold": ("", float(threshold))}
+    if lineages:
+        bound["lineages"] = ("list_contains($lineages, lineage)", list(lineages))
+    return _selected(order, by, bound, None, operator)
+
+
+NULL_HEADS = (
+    "(SELECT model, operator, stack, label, layer, head, kind, closure, nulls.median, q95, q99, median_se, p, p_tail,\n"
+    "    q, wins, n_draws, seed FROM nulls JOIN heads USING (model, operator, stack, layer, head))"
+)
+CAPACITY_HEADS = (
+    "(SELECT model, operator, stack, label, layer, head, method, heads.closure, capacities.closure AS capacity,\n"
+    "    attainment, iterations, seed FROM capacities JOIN heads USING (model, operator, stack, layer, head)\n"
+    "    WHERE capacities.closure >= $threshold)"
+)
 STRONG_HEADS = (
     "(SELECT model, operator, stack, label, layer, head, kv_head, closure, alpha, trace_rank, norm, participation,\n"
     "    cos_mean, copying FROM heads WHERE closure >= $threshold)"
@@ -137,18 +225,28 @@ def _filtered(
     models: Sequence[str] | None,
     operator: str | None,
 ) -> Question:
-    if by not in order:
-        raise QueryError("unknown grouping", expected="one of " + ", ".join(order), found=by)
     if not 0 <= threshold <= 1:
         raise QueryError("a closure threshold out of range", expected="0 to 1", found=str(threshold))
+    return _selected(order, by, {"threshold": ("", float(threshold))}, models, operator)
+
+
+def _selected(
+    order: Mapping[str, tuple[str, str]],
+    by: str,
+    bound: Mapping[str, tuple[str, Any]],
+    models: Sequence[str] | None,
+    operator: str | None,
+) -> Question:
+    """Rows of a source in order; ``bound`` has a condition, which may be empty, and a value by parameter."""
+    if by not in order:
+        raise QueryError("unknown grouping", expected="one of " + ", ".join(order), found=by)
     source, columns = order[by]
-    parameters: dict[str, Any] = {"threshold": float(threshold)}
-    conditions = []
+    wanted = dict(bound)
     if models:
-        conditions.append("list_contains($models, model)")
-        parameters["models"] = list(models)
+        wanted["models"] = ("list_contains($models, model)", list(models))
     if operator is not None:
-        conditions.append("operator = $operator")
-        parameters["operator"] = operator
+        wanted["operator"] = ("operator = $operator", operator)
+    conditions = [condition for condition, _ in wanted.values() if condition]
     where = f"WHERE {' AND '.join(conditions)}\n" if conditions else ""
+    parameters = {name: value for name, (_, value) in wanted.items()}
     return Question(f"SELECT *\nFROM {source}\n{where}ORDER BY {columns}", parameters)

@@ -107,10 +107,14 @@ class PrincipalCoordinates:
 
     ``core`` K (head, d_head, d_head) and ``cosine`` (head, d_head) descending. Where cosines
     coincide K is defined up to a rotation of that block: compare invariants, not entries.
+    ``write_turn`` and ``read_turn`` (head, d_head, d_head) take the given bases to ``Q_O^T`` and
+    ``Q_V^T``: ``Q_O^T = write_turn @ basis``.
     """
 
     core: Tensor
     cosine: Tensor
+    write_turn: Tensor
+    read_turn: Tensor
 
 
 def principal_coordinates(transport: Tensor, overlap: Tensor) -> PrincipalCoordinates:
@@ -121,7 +125,7 @@ def principal_coordinates(transport: Tensor, overlap: Tensor) -> PrincipalCoordi
         overlap: ``Q_V^T Q_O`` (head, d_head, d_head) of the same bases.
     """
     left, cosine, right_t = torch.linalg.svd(overlap)
-    return PrincipalCoordinates(right_t @ transport @ left, cosine.clamp(max=1.0))
+    return PrincipalCoordinates(right_t @ transport @ left, cosine.clamp(max=1.0), right_t, left.mT)
 
 
 def overlaps(left: Tensor, basis: Tensor) -> Tensor:

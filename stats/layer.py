@@ -21,6 +21,7 @@ from stats.spectra import (
     stable_rank,
 )
 
+BASES = ("o_basis", "v_basis")
 REASON_CODE = {reason: code for code, reason in enumerate(STATUS_REASONS)}
 
 
@@ -33,6 +34,7 @@ def measure_layer(
     rank_cut: float,
     *,
     two_spaces: bool = False,
+    keep_bases: bool = False,
 ) -> dict[str, Tensor]:
     """Closure family, principal coordinates, spectra, query-key companions and all pairs.
 
@@ -46,6 +48,8 @@ def measure_layer(
         two_spaces: values and keys read another stream, of a width of its own, than the one heads
             write to. What needs T^2, a trace or an angle between the streams is then undefined, and
             ``core`` lies between orthonormal bases of the two supports that are not aligned.
+        keep_bases: also return ``o_basis`` (head, d_model, d_head) and ``v_basis``, the orthonormal
+            Q_O and Q_V of ``T = Q_O K Q_V^T``, zero in directions that the rank does not reach.
 
     Returns:
         Arrays by name on the input's device. Head statistics, ``reason`` codes and ``core``,
@@ -62,9 +66,14 @@ def measure_layer(
     if two_spaces:
         pairs = {item.name: output.new_full((len(kv_head),) * 2, torch.nan).double() for item in PAIR_STATISTICS}
         measured = _two_space_statistics(write, read, kv_head, finite, rank_cut, cut)
+        turns = None
     else:
         pairs, overlap = pair_statistics(write, read, kv_head)
-        measured = _head_statistics(write, read, overlap, kv_head, finite, rank_cut, cut)
+        measured, turns = _head_statistics(write, read, overlap, kv_head, finite, rank_cut, cut)
+    if keep_bases:
+        for place, basis in enumerate((write.basis, read.basis[kv_head])):
+            turned = basis if turns is None else turns[place].to(basis.dtype) @ basis
+            measured[BASES[place]] = _where_finite(finite, turned.mT)
     pair_finite = output_finite[:, None] & value_finite[kv_head][None, :]
     product_finite = finite[:, None] & finite[None, :]
     for name, pair in pairs.items():
@@ -91,8 +100,8 @@ def _head_statistics(
     finite: Tensor,
     rank_cut: float,
     cut: float,
-) -> dict[str, Tensor]:
-    """Head statistics, spectra and core; NaN where undefined, with the reason's code."""
+) -> tuple[dict[str, Tensor], tuple[Tensor, Tensor]]:
+    """Head statistics, spectra and core; NaN where undefined, with the reason's code. And the bases' turns."""
     coordinates = principal_coordinates(write.root @ read.root.mT[kv_head], overlap)
     core, cosine = coordinates.core, coordinates.cosine
     sigma = torch.linalg.svdvals(core)
@@ -137,7 +146,7 @@ def _head_statistics(
     measured = {name: _where_finite(finite, array) for name, array in measured.items()}
     measured["rank"] = torch.where(finite, numerical_rank(sigma, rank_cut), -1)
     measured["reason"] = reason
-    return measured
+    return measured, (coordinates.write_turn, coordinates.read_turn)
 
 
 def _two_space_statistics(

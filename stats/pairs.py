@@ -61,12 +61,15 @@ def pair_statistics(output: ThinFactor, value: ThinFactor, kv_head: Tensor) -> t
         return torch.where(defined, (action / safe).square().clamp(max=1.0), torch.nan)
 
     both = alive[:, None] & alive[None, :]
+    smallest, largest = _range_angles(output.basis, kv_head)
     statistics = {
         "mismatch_closure": mismatch[:, kv_head],
         "right_closure": share(right),
         "right_alpha": torch.where(both, right * norm[None, :], torch.nan),
         "left_closure": share(left),
         "left_alpha": torch.where(both, left * norm[:, None], torch.nan),
+        "range_angle_min": torch.where(both, smallest, torch.nan),
+        "range_angle_max": torch.where(both, largest, torch.nan),
     }
     return statistics, matched
 
@@ -76,3 +79,36 @@ def _mismatch_closure(output: ThinFactor, value_root: Tensor, overlap: Tensor, c
     result = closure(output.root @ value_root.mT, overlap)
     floor = cut * frobenius(output.root) * frobenius(value_root)
     return torch.where((result.norm > floor) & (result.square_norm > cut), result.closure, torch.nan)
+
+
+def _range_angles(basis: Tensor, kv_head: Tensor) -> tuple[Tensor, Tensor]:
+    """Smallest and largest principal angle (head, head) between what two heads of a group write to.
+
+    NaN for heads of different groups. Angles below pi/4 come from sines and the others from cosines,
+    as in Knyazev and Argentati 2002: the arccosine of a cosine near 1 is wrong by 1e-8.
+
+    Args:
+        basis: ``Q_O^T`` (head, d_head, d_model).
+        kv_head: (head,) group of each head.
+    """
+    n_heads = len(kv_head)
+    smallest = torch.full((n_heads, n_heads), torch.nan, dtype=torch.float64, device=basis.device)
+    largest = smallest.clone()
+    for head in range(n_heads):
+        others = torch.nonzero(
+            (kv_head == kv_head[head]) & (torch.arange(n_heads, device=basis.device) > head)
+        ).flatten()
+        if not len(others):
+            continue
+        overlap = overlaps(basis[head], basis[others])
+        cosine = torch.linalg.svdvals(overlap).clamp(max=1.0)
+        low, high = cosine[:, 0].acos(), cosine[:, -1].acos()
+        for place in torch.nonzero(cosine[:, 0].square() > 0.5).flatten().tolist():
+            outside = basis[others[place]].double() - (basis[head].double().mT @ overlap[place]).mT
+            sine = torch.linalg.svdvals(outside).clamp(max=1.0)
+            low[place] = sine[-1].asin()
+            if cosine[place, -1].square() > 0.5:
+                high[place] = sine[0].asin()
+        smallest[head, others], smallest[others, head] = low, low
+        largest[head, others], largest[others, head] = high, high
+    return smallest, largest

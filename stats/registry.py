@@ -270,6 +270,81 @@ PAIR_STATISTICS: tuple[Statistic, ...] = (
         "<T_i T_j, T_j> / ||T_j||^2",
         PAPER,
     ),
+    Statistic(
+        "range_angle_min",
+        "DOUBLE",
+        "smallest principal angle between what the two heads write to; NULL unless they share values",
+        "0 to pi/2, radians",
+        "min angle(range O_i, range O_j)",
+        PAPER,
+    ),
+    Statistic(
+        "range_angle_max",
+        "DOUBLE",
+        "largest principal angle between what the two heads write to; NULL unless they share values",
+        "0 to pi/2, radians",
+        "max angle(range O_i, range O_j)",
+        PAPER,
+    ),
+)
+
+NULL_STATISTICS: tuple[Statistic, ...] = (
+    Statistic("median", "DOUBLE", "median closure under the null", "0 to 1", "median P'", PAPER),
+    Statistic("q95", "DOUBLE", "95% quantile of closure under the null", "0 to 1", "Q_0.95 P'"),
+    Statistic("q99", "DOUBLE", "99% quantile of closure under the null", "0 to 1", "Q_0.99 P'"),
+    Statistic(
+        "median_se",
+        "DOUBLE",
+        "standard error of the median from independent batches of draws; NULL for mismatch",
+        "at least 0",
+        "batch means over Haar pairs",
+    ),
+    Statistic(
+        "p", "DOUBLE", "share of the null at or above the head's closure", "0 to 1", "(1 + #{P' >= P}) / (1 + n)", PAPER
+    ),
+    Statistic(
+        "p_tail",
+        "DOUBLE",
+        "the same from the distribution of the scramble, not limited by the number of draws; NULL for mismatch",
+        "0 to 1",
+        "P(P' >= P)",
+    ),
+    Statistic(
+        "tail_trusted",
+        "BOOLEAN",
+        "whether p_tail is measured to be close for spectra like the head's; NULL for mismatch",
+        "true or false",
+        "near-Gaussian entries of C",
+    ),
+    Statistic(
+        "p_closed_form",
+        "DOUBLE",
+        "the same to leading order, from null_scale alone; NULL for mismatch",
+        "0 to 1",
+        "P(null_scale chi^2_1 >= P)",
+        PAPER,
+    ),
+    Statistic(
+        "closed_form_trusted",
+        "BOOLEAN",
+        "whether p_closed_form is measured to be close for spectra like the head's; NULL for mismatch",
+        "true or false",
+        "agreement with p_tail at 0.01",
+    ),
+    Statistic("wins", "BOOLEAN", "the head's closure exceeds the median of its null", "true or false", "P > median P'"),
+)
+
+CAPACITY_STATISTICS: tuple[Statistic, ...] = (
+    Statistic(
+        "closure",
+        "DOUBLE",
+        "largest closure found over orientations with the head's own singular values and cosines, which are 1 "
+        "where T maps between two streams",
+        "0 to 1",
+        "max over A, B in O(k) of P'",
+        PAPER,
+    ),
+    Statistic("iterations", "INTEGER", "assignments solved, or steps of the ascent", "at least 0", "count"),
 )
 
 STATUS_REASONS: dict[str, str] = {

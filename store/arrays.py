@@ -51,8 +51,19 @@ ARRAYS: dict[str, tuple[Statistic, tuple[str, ...]]] = {
     },
     **{item.name: (item, ("layer", "write_head", "read_head")) for item in PAIR_STATISTICS},
     "core": (CORE, (*HEAD_AXES, "principal_o", "principal_v")),
+    "o_basis": (
+        Statistic("o_basis", "DOUBLE[]", "Q_O, orthonormal: what the head writes to", "-1 to 1", "T = Q_O K Q_V^T"),
+        (*HEAD_AXES, "d_model", "principal_o"),
+    ),
+    "v_basis": (
+        Statistic("v_basis", "DOUBLE[]", "Q_V, orthonormal: what the head reads", "-1 to 1", "T = Q_O K Q_V^T"),
+        (*HEAD_AXES, "d_source", "principal_v"),
+    ),
 }
-"""Every stored array with its declaration and axis names."""
+"""Every array that may be stored, with its declaration and axis names; the bases only when they are kept."""
+
+LARGE = ("core", "o_basis", "v_basis")
+"""Arrays that go to disk layer by layer, a shard each, and are read only when asked for."""
 
 SIZES = {
     "n_heads": "query heads of the layer",
@@ -63,7 +74,7 @@ SIZES = {
 
 
 class StackWriter:
-    """Collects one stack of one operator. ``core`` goes to disk layer by layer, the rest at the end."""
+    """Collects one stack of one operator. ``LARGE`` arrays go to disk layer by layer, the rest at the end."""
 
     def __init__(self, directory: Path, plans: list[LayerPlan]) -> None:
         self._group = zarr.open_group(str(directory), mode="w-", zarr_format=3)
@@ -71,7 +82,7 @@ class StackWriter:
         self._row = {plan.layer: row for row, plan in enumerate(plans)}
         self._heads = max(plan.n_heads for plan in plans)
         self._small: dict[str, np.ndarray] = {}
-        self._core: zarr.Array[Any] | None = None
+        self._large: dict[str, zarr.Array[Any]] = {}
         self._kv_head = np.full((len(plans), self._heads), -1, np.int32)
 
     def add(self, measurement: LayerMeasurement, arrays: Mapping[str, np.ndarray]) -> None:
@@ -80,8 +91,8 @@ class StackWriter:
         n_heads = measurement.plan.n_heads
         self._kv_head[row, :n_heads] = measurement.kv_head
         for name, array in arrays.items():
-            if name == "core":
-                self._write_core(row, array)
+            if name in LARGE:
+                self._write_large(name, row, array)
             else:
                 target = self._collected(name, array)[row]
                 target[tuple(slice(size) for size in array.shape)] = array
@@ -105,14 +116,17 @@ class StackWriter:
             for axis, size in zip(axes, shape, strict=True)
         )
 
-    def _write_core(self, row: int, array: np.ndarray) -> None:
-        if self._core is None:
-            size = max(plan.d_head for plan in self._plans)
-            shape = (len(self._plans), self._heads, size, size)
-            self._core = self._create("core", shape, array.dtype, (1, 1, size, size), (1, *shape[1:]))
-        padded = np.full(self._core.shape[1:], np.nan, array.dtype)
-        padded[: array.shape[0], : array.shape[1], : array.shape[2]] = array
-        self._core[row] = padded
+    def _write_large(self, name: str, row: int, array: np.ndarray) -> None:
+        if name not in self._large:
+            d_head = max(plan.d_head for plan in self._plans)
+            widths = {axis: max(getattr(plan.sizes, axis) for plan in self._plans) for axis in ("d_model", "d_source")}
+            shape = tuple(widths.get(axis, d_head) for axis in ARRAYS[name][1][2:])
+            whole = (len(self._plans), self._heads, *shape)
+            self._large[name] = self._create(name, whole, array.dtype, (1, 1, *shape), (1, *whole[1:]))
+        target = self._large[name]
+        padded = np.full(target.shape[1:], np.nan, array.dtype)
+        padded[tuple(slice(size) for size in array.shape)] = array
+        target[row] = padded
 
     def _create(
         self,
@@ -179,14 +193,14 @@ class StackWriter:
 
 
 def read_stack(directory: Path) -> dict[str, np.ndarray]:
-    """Every array of one stack except ``core``, by name."""
+    """Every array of one stack except the ``LARGE`` ones, by name."""
     group = zarr.open_group(str(directory), mode="r")
-    return {name: np.asarray(array[...]) for name, array in group.arrays() if name != "core"}
+    return {name: np.asarray(array[...]) for name, array in group.arrays() if name not in LARGE}
 
 
-def group_attributes(directory: Path) -> dict[str, Any]:
-    """Attributes of a Zarr group."""
-    return dict(zarr.open_group(str(directory), mode="r").attrs)
+def attributes_of(directory: Path) -> dict[str, Any]:
+    """Attributes of a Zarr group or array."""
+    return dict(zarr.open(str(directory), mode="r").attrs)
 
 
 def write_group(directory: Path, attributes: Mapping[str, Any]) -> None:

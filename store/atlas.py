@@ -1,8 +1,9 @@
 """A store on disk: where things are, what it holds, and how a model enters or leaves it.
 
     catalog.duckdb            the catalogue, made from the arrays
-    arrays.zarr/<group>/      one group per model: <operator>/<stack>/<array>
-    manifests/                checksums of every sealed operator
+    arrays.zarr/<group>/      one group per model: <operator>/<stack>/<array>, and what is derived from
+                              an operator beside it: <kind>-<operator>-<unique>/<stack>/<array>
+    manifests/                checksums of every sealed unit: an operator, or a derivation of one
     staging/                  what is being written; never read
     write.lock                held while something is published
 
@@ -23,6 +24,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+import duckdb
 from filelock import FileLock, Timeout
 
 from stats.errors import StoreError
@@ -30,6 +32,32 @@ from store import catalogue
 
 FORMAT_VERSION = 1
 LOCK_SECONDS = 120.0
+
+
+USER_KIND = "user_"
+"""What the kind of a user's own statistic begins with; the rest is its name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Derivation:
+    """Something derived from the stored arrays of an operator, and what decides its numbers.
+
+    ``kind`` is ``scramble``, ``assignment``, ``riemannian``, or ``USER_KIND`` and the name of a user's
+    statistic. ``n_draws``, ``seed`` and ``independent`` belong to the scramble null, ``seed`` and
+    ``random_starts`` to capacities by ascent; the others need nothing.
+    """
+
+    kind: str
+    n_draws: int | None = None
+    seed: int | None = None
+    independent: bool | None = None
+    random_starts: int | None = None
+
+    def answers(self, wanted: Derivation) -> bool:
+        """Whether this holds all of what is wanted: the same numbers, and at least as many."""
+        same = (self.kind, self.seed, self.independent) == (wanted.kind, wanted.seed, wanted.independent)
+        amounts = ((self.n_draws, wanted.n_draws), (self.random_starts, wanted.random_starts))
+        return same and all((have or 0) >= (need or 0) for have, need in amounts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +68,16 @@ class StoredModel:
     content_hash: str
     qk_hash: str
     array_group: str
+    lineage: str | None
+    step: int | None
     gain_hash: dict[str, str | None]
     """Hash of the folded gains by stored operator."""
+    derivations: dict[str, tuple[str, Derivation]]
+    """Operator and content of everything derived from the stored arrays, by unit."""
+
+    def has(self, operator: str, wanted: Derivation) -> bool:
+        """Whether a derivation is stored already."""
+        return any(name == operator and made.answers(wanted) for name, made in self.derivations.values())
 
 
 class AtlasStore:
@@ -122,19 +158,51 @@ class AtlasStore:
         """Every model of the catalogue by name."""
         if not self.catalogue_path.exists():
             return {}
-        with catalogue.reading(self.catalogue_path) as connection:
+        with catalogue.reading(self.catalogue_path) as connection, self._of_this_version():
             rows = connection.execute(
-                "SELECT model, content_hash, qk_hash, array_group FROM models ORDER BY model"
+                "SELECT model, content_hash, qk_hash, array_group, lineage, step FROM models ORDER BY model"
             ).fetchall()
             operators = connection.execute("SELECT model, operator, gain_hash FROM operators").fetchall()
+            derived = connection.execute(
+                "SELECT model, unit, operator, kind, n_draws, seed, independent, random_starts FROM derivations"
+            ).fetchall()
+        derivations: dict[str, dict[str, tuple[str, Derivation]]] = {row[0]: {} for row in rows}
+        for model, unit, operator, *facts in derived:
+            derivations[model][unit] = (operator, Derivation(*facts))
         hashes: dict[str, dict[str, str | None]] = {row[0]: {} for row in rows}
         for model, operator, gain_hash in operators:
             hashes[model][operator] = gain_hash
-        return {row[0]: StoredModel(row[0], row[1], row[2], row[3], hashes[row[0]]) for row in rows}
+        return {
+            row[0]: StoredModel(row[0], row[1], row[2], row[3], row[4], row[5], hashes[row[0]], derivations[row[0]])
+            for row in rows
+        }
 
-    def manifest_path(self, group: str, operator: str) -> Path:
-        """Where the checksums of one sealed operator are kept."""
-        return self.manifests_path / f"{group}.{operator}.json"
+    def models_with_layers(self, content_hashes: list[str]) -> dict[str, int]:
+        """How many layers of each model have one of these content hashes."""
+        with catalogue.reading(self.catalogue_path) as connection:
+            rows = connection.execute(
+                "SELECT model, count(*) FROM layers WHERE list_contains($hashes, content_hash) "
+                "GROUP BY model ORDER BY model",
+                {"hashes": content_hashes},
+            ).fetchall()
+        return dict(rows)
+
+    @contextmanager
+    def _of_this_version(self) -> Iterator[None]:
+        """Say what to do about a catalogue whose tables are not this version's."""
+        try:
+            yield
+        except (duckdb.CatalogException, duckdb.BinderException) as error:
+            raise StoreError(
+                "the catalogue was made by another version of this program",
+                where=str(self.catalogue_path),
+                found=str(error).splitlines()[0],
+                remedy="make it again from the arrays: headatlas rebuild",
+            ) from error
+
+    def manifest_path(self, group: str, unit: str) -> Path:
+        """Where the checksums of one sealed unit are kept."""
+        return self.manifests_path / f"{group}.{unit}.json"
 
     @contextmanager
     def staging(self) -> Iterator[Path]:
@@ -145,6 +213,11 @@ class AtlasStore:
             yield directory
         finally:
             shutil.rmtree(directory, ignore_errors=True)
+
+    def drop_unit(self, group: str, unit: str) -> None:
+        """Delete one unit of a group that no catalogue row names any more."""
+        self.manifest_path(group, unit).unlink(missing_ok=True)
+        shutil.rmtree(self.arrays_path / group / unit, ignore_errors=True)
 
     def drop_group(self, group: str) -> None:
         """Delete the arrays and manifests of a group no catalogue row names any more."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,7 +16,7 @@ import duckdb
 import polars as pl
 
 from stats.errors import StoreError
-from store.tables import TABLES, schema_sql
+from store.tables import TABLE_BY_NAME, TABLES, Column, schema_sql
 
 FILE_NAME = "catalog.duckdb"
 STORAGE_VERSION = "v1.2.0"
@@ -97,3 +97,20 @@ def delete(connection: duckdb.DuckDBPyConnection, model: str) -> None:
     """Remove every row of a model."""
     for table in TABLES:
         connection.execute(f'DELETE FROM "{table.name}" WHERE model = ?', [model])
+
+
+def add_user_columns(connection: duckdb.DuckDBPyConnection, columns: Iterable[Column]) -> None:
+    """Give ``heads`` the columns of a user's own statistics that it lacks."""
+    for column in columns:
+        connection.execute(f'ALTER TABLE heads ADD COLUMN IF NOT EXISTS "{column.name}" {column.sql_type}')
+        comment = column.comment.replace("'", "''")
+        connection.execute(f"COMMENT ON COLUMN heads.\"{column.name}\" IS '{comment}'")
+
+
+def drop_unused_columns(connection: duckdb.DuckDBPyConnection, prefix: str) -> None:
+    """Take columns out of ``heads`` that are neither declared nor derived for any model."""
+    declared = {column.name for column in TABLE_BY_NAME["heads"].columns}
+    kinds = {kind for (kind,) in connection.execute("SELECT DISTINCT kind FROM derivations").fetchall()}
+    for (name,) in connection.execute("SELECT column_name FROM (DESCRIBE heads)").fetchall():
+        if name not in declared and prefix + name not in kinds:
+            connection.execute(f'ALTER TABLE heads DROP COLUMN "{name}"')

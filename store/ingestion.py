@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
 
 from ingest.factors import LayerDigests, ModelHashes, model_hashes
@@ -23,6 +21,7 @@ from stats.errors import StoreError
 from store.arrays import StackWriter, write_group
 from store.atlas import AtlasStore, StoredModel, array_group_name
 from store.integrity import publish_rows, seal
+from store.version import numerical_libraries, tool_version
 
 LAYER_SIZES = ("n_heads", "n_kv_heads", "d_model", "d_source", "d_head", "d_key")
 OTHER_NAME = "choose another name with --name, or replace the stored model with --replace"
@@ -33,14 +32,22 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What an ingest did. ``same_content`` lists other models with the same content hash."""
+    """What an ingest did.
+
+    ``same_content`` lists other models with the same content hash, ``same_layers`` how many layers
+    are the same as those of other models, which are not the same as a whole. ``lineage`` and ``step``
+    are what is stored.
+    """
 
     action: Literal["ingested", "unchanged"]
     model: str
     operators: tuple[str, ...]
     bytes_read: int
     seconds: float
-    same_content: tuple[str, ...]
+    same_content: tuple[str, ...] = ()
+    same_layers: Mapping[str, int] = field(default_factory=dict)
+    lineage: str | None = None
+    step: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +85,9 @@ def ingest_model(
     if stored is not None and not replace_existing:
         operators = _missing_operators(plan, stored, progress)
         if not operators:
-            return Outcome("unchanged", model, plan.operators, plan.bytes_to_read, time.perf_counter() - started, ())
+            seconds = time.perf_counter() - started
+            kept = (stored.lineage, stored.step)
+            return Outcome("unchanged", model, plan.operators, plan.bytes_to_read, seconds, (), {}, *kept)
     plan = replace(plan, operators=operators)
     try:
         with store.staging() as staging:
@@ -157,7 +166,7 @@ def _publish(
         "seconds": time.perf_counter() - started,
         "created_at": created_at.isoformat(),
         "tool_version": tool_version(),
-        "libraries": f"torch {torch.__version__}, numpy {np.__version__}",
+        "libraries": numerical_libraries(),
     }
     for operator in plan.operators:
         write_group(staging / operator, run | {"gain_hash": hashes.gains if operator == "folded" else None})
@@ -191,7 +200,10 @@ def _publish(
     same = [name for name, other in models.items() if other.content_hash == hashes.content]
     seconds = time.perf_counter() - started
     others = tuple(name for name in same if name != identity.model)
-    return Outcome("ingested", identity.model, plan.operators, plan.bytes_to_read, seconds, others)
+    repeated = store.models_with_layers([digest.content.hex() for digest in digests])
+    partly = {name: count for name, count in repeated.items() if name not in (*others, identity.model)}
+    kept = (identity.lineage, identity.step)
+    return Outcome("ingested", identity.model, plan.operators, plan.bytes_to_read, seconds, others, partly, *kept)
 
 
 @contextmanager
@@ -205,8 +217,7 @@ def _withdrawn_on_failure(store: AtlasStore, model: str, group: str, operators: 
             store.drop_group(group)
             raise
         for operator in set(operators).difference(stored.gain_hash):
-            store.manifest_path(group, operator).unlink(missing_ok=True)
-            shutil.rmtree(store.arrays_path / group / operator, ignore_errors=True)
+            store.drop_unit(group, operator)
         raise
 
 
@@ -272,11 +283,3 @@ def _layer_facts(layer: LayerPlan) -> dict[str, Any]:
 def _device_name(settings: ComputeSettings) -> str:
     device = settings.resolve_device()
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-
-
-def tool_version() -> str:
-    """Version of the installed distribution."""
-    try:
-        return version("headatlas")
-    except PackageNotFoundError:
-        return "unknown"

@@ -11,35 +11,29 @@ import numpy as np
 import polars as pl
 
 from stats.registry import HEAD_STATISTICS, PAIR_STATISTICS, QK_STATISTICS, SPECTRA, STATUS_REASONS
-from store.arrays import group_attributes, read_stack
+from store.arrays import attributes_of, read_stack
+from store.derivation_rows import derivation_rows, mismatch_rows, with_user_columns
+from store.frames import table_frame
 from store.tables import MODEL_FACTS, RUN_FACTS, TABLE_BY_NAME
 
-POLARS_TYPES: dict[str, Any] = {
-    "VARCHAR": pl.String,
-    "INTEGER": pl.Int32,
-    "BIGINT": pl.Int64,
-    "DOUBLE": pl.Float64,
-    "BOOLEAN": pl.Boolean,
-    "TIMESTAMP": pl.Datetime("us"),
-    "DOUBLE[]": pl.List(pl.Float64),
-}
 REASONS = list(STATUS_REASONS)
 
 
-def catalogue_rows(group: Path, operators: list[str]) -> dict[str, pl.DataFrame]:
-    """Rows of every table for one model, from its sealed operators.
+def catalogue_rows(group: Path, operators: list[str], derivations: list[str]) -> dict[str, pl.DataFrame]:
+    """Rows of every table for one model, from its sealed units.
 
     Args:
         group: the model's group on disk.
         operators: operators to read; at least one.
+        derivations: units derived from them, at most one of a kind and operator.
     """
-    facts = group_attributes(group)
+    facts = attributes_of(group)
     model = facts["model"]
-    runs = {operator: _run_facts(group_attributes(group / operator)) for operator in operators}
+    runs = {operator: _run_facts(attributes_of(group / operator)) for operator in operators}
     latest = max(runs.values(), key=lambda run: run["created_at"])
     frames: dict[str, list[pl.DataFrame]] = {name: [] for name in TABLE_BY_NAME}
     frames["models"].append(
-        _frame(
+        table_frame(
             "models",
             {name: [facts.get(name)] for name in ("model", *(column.name for column in MODEL_FACTS))}
             | {name: [value] for name, value in latest.items() if name != "gain_hash"}
@@ -48,19 +42,24 @@ def catalogue_rows(group: Path, operators: list[str]) -> dict[str, pl.DataFrame]
     )
     for operator, run in runs.items():
         frames["operators"].append(
-            _frame("operators", {"model": [model], "operator": [operator]} | {k: [v] for k, v in run.items()})
+            table_frame("operators", {"model": [model], "operator": [operator]} | {k: [v] for k, v in run.items()})
         )
     for table in ("layers", "skipped"):
         rows = facts[table]
         columns = [column.name for column in TABLE_BY_NAME[table].columns if column.name != "model"]
         values = {name: [row.get(name) for row in rows] for name in columns}
-        frames[table].append(_frame(table, {"model": [model] * len(rows)} | values))
+        frames[table].append(table_frame(table, {"model": [model] * len(rows)} | values))
     neutralised = {(row["stack"], row["layer"]): row.get("neutralised") for row in facts["layers"]}
     for operator in operators:
         for directory in sorted(path for path in (group / operator).iterdir() if path.is_dir()):
             key = {"model": model, "operator": operator, "stack": directory.name}
             for table, frame in _stack_rows(key, read_stack(directory), neutralised):
                 frames[table].append(frame)
+    made = {table: pl.concat(parts) for table, parts in frames.items() if parts}
+    frames["nulls"].append(mismatch_rows(made["heads"], made["pairs"]))
+    for table, rows in derivation_rows(group, model, made["heads"], derivations).items():
+        frames[table].append(rows)
+    frames["heads"] = [with_user_columns(group, made["heads"], derivations)]
     return {table: pl.concat(parts) for table, parts in frames.items() if parts}
 
 
@@ -68,13 +67,6 @@ def _run_facts(attributes: dict[str, Any]) -> dict[str, Any]:
     run = {column.name: attributes.get(column.name) for column in RUN_FACTS}
     run["created_at"] = datetime.fromisoformat(attributes["created_at"]).replace(tzinfo=None)
     return run
-
-
-def _frame(table: str, values: dict[str, Any]) -> pl.DataFrame:
-    """A frame with the table's columns and types; NaN becomes NULL."""
-    schema = {column.name: POLARS_TYPES[column.sql_type] for column in TABLE_BY_NAME[table].columns}
-    frame = pl.DataFrame({name: values[name] for name in schema}, schema=schema, strict=False)
-    return frame.with_columns(pl.col(pl.Float64).fill_nan(None))
 
 
 def _repeated(key: dict[str, str], count: int) -> dict[str, pl.Series]:
@@ -112,7 +104,7 @@ def _stack_rows(
     rank = pl.Series(scalar("rank"))
     yield (
         "heads",
-        _frame(
+        table_frame(
             "heads",
             keys
             | {
@@ -130,13 +122,16 @@ def _stack_rows(
     )
 
     spectra = {item.name: arrays.get(item.name) for item in SPECTRA}
-    spectra |= {"eigenvalue_re": arrays["eigenvalue"].real, "eigenvalue_im": arrays["eigenvalue"].imag}
+    eigenvalue = arrays["eigenvalue"]
+    spectra |= {"eigenvalue_re": eigenvalue.real}
+    # An undefined eigenvalue can be NaN + 0i: that is how a complex array is filled with NaN.
+    spectra |= {"eigenvalue_im": np.where(np.isnan(eigenvalue), np.nan, eigenvalue.imag)}
     lists = {}
     for name, array in spectra.items():
         assert array is not None
         values = array[row, head]
         lists[name] = _lists(values, arrays["d_head"][row], ~np.isnan(values[:, 0]))
-    yield "spectra", _frame("spectra", keys | lists)
+    yield "spectra", table_frame("spectra", keys | lists)
 
     statistics: dict[str, Any] = {}
     for item in QK_STATISTICS:
@@ -146,18 +141,20 @@ def _stack_rows(
             statistics[item.name] = _lists(values, lengths, lengths > 0)
         else:
             statistics[item.name] = values
-    yield "qk", _frame("qk", keys | statistics)
+    yield "qk", table_frame("qk", keys | statistics)
 
     yield "pairs", _pair_rows(key, arrays)
 
 
 def _pair_rows(key: dict[str, str], arrays: dict[str, np.ndarray]) -> pl.DataFrame:
+    """Rows of ``pairs``; a statistic that the version which measured did not know is NULL."""
     n_layers, n_heads = arrays["kv_head"].shape
     row, write, read = (index.ravel() for index in np.indices((n_layers, n_heads, n_heads)))
     present = (write < arrays["n_heads"][row]) & (read < arrays["n_heads"][row]) & (write != read)
     row, write, read = row[present], write[present], read[present]
     kv_head = arrays["kv_head"]
-    return _frame(
+    unknown = np.full((n_layers, n_heads, n_heads), np.nan)
+    return table_frame(
         "pairs",
         _repeated(key, len(row))
         | {
@@ -165,6 +162,6 @@ def _pair_rows(key: dict[str, str], arrays: dict[str, np.ndarray]) -> pl.DataFra
             "write_head": write,
             "read_head": read,
             "shared_value": kv_head[row, write] == kv_head[row, read],
-            **{item.name: arrays[item.name][row, write, read] for item in PAIR_STATISTICS},
+            **{item.name: arrays.get(item.name, unknown)[row, write, read] for item in PAIR_STATISTICS},
         },
     )

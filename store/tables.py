@@ -7,7 +7,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stats.registry import HEAD_STATISTICS, PAIR_STATISTICS, QK_STATISTICS, SPECTRA, Statistic
+from stats.registry import (
+    CAPACITY_STATISTICS,
+    HEAD_STATISTICS,
+    NULL_STATISTICS,
+    PAIR_STATISTICS,
+    QK_STATISTICS,
+    SPECTRA,
+    Statistic,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +47,7 @@ OPERATOR = Column(
     "VARCHAR",
     "raw: weights as stored; folded: the norm in front of attention, and a gain on its output, multiplied in",
 )
-STACK = Column("stack", "VARCHAR", "which attention of the model: decoder, encoder, cross, text, vision or audio")
+STACK = Column("stack", "VARCHAR", "which attention of the model: decoder, encoder, cross, text, vision, audio, ...")
 LAYER = Column("layer", "INTEGER", "layer number in the checkpoint, from 0")
 HEAD = Column("head", "INTEGER", "query head, from 0")
 D_MODEL = Column("d_model", "INTEGER", "width of the residual stream")
@@ -195,6 +203,67 @@ TABLES: tuple[Table, ...] = (
             Column("read_head", "INTEGER", "head j, whose V reads"),
             Column("shared_value", "BOOLEAN", "whether the two heads share one value projection"),
             *_columns(PAIR_STATISTICS),
+        ),
+    ),
+    Table(
+        "derivations",
+        "one row per result derived from stored spectra, without the weights",
+        ("model", "operator", "kind"),
+        (
+            MODEL,
+            OPERATOR,
+            Column("kind", "VARCHAR", "scramble: the null; assignment, riemannian: capacities"),
+            Column("n_draws", "INTEGER", "draws for each head; NULL where nothing is drawn"),
+            Column("seed", "BIGINT", "seed of the random numbers; NULL where there are none"),
+            Column("independent", "BOOLEAN", "every draw has a Haar pair of its own; NULL where nothing is drawn"),
+            Column("random_starts", "INTEGER", "ascents from Haar orientations; NULL where nothing is climbed"),
+            Column("seconds", "DOUBLE", "wall time, in seconds"),
+            Column("created_at", "TIMESTAMP", "when it was published, UTC"),
+            Column("tool_version", "VARCHAR", "version of headatlas that made it"),
+            Column("libraries", "VARCHAR", "versions of the numerical libraries"),
+            Column("unit", "VARCHAR", "its group below the model's in arrays.zarr"),
+        ),
+    ),
+    Table(
+        "nulls",
+        "closure under a null, one row per head, operator and kind of null",
+        ("model", "operator", "stack", "layer", "head", "kind"),
+        (
+            MODEL,
+            OPERATOR,
+            STACK,
+            LAYER,
+            HEAD,
+            Column(
+                "kind",
+                "VARCHAR",
+                "scramble: orientation of the core destroyed; mismatch: values of the layer's other groups",
+            ),
+            Column("n_draws", "INTEGER", "draws, or mismatched values"),
+            Column("seed", "BIGINT", "seed of the draws; NULL for mismatch"),
+            *_columns(NULL_STATISTICS),
+            Column(
+                "q",
+                "DOUBLE",
+                "false discovery rate at which p is significant among the heads of the model and operator; NULL for "
+                "mismatch [0 to 1] (Benjamini and Hochberg 1995)",
+            ),
+        ),
+    ),
+    Table(
+        "capacities",
+        "how closed a head could be with its own singular values and cosines, by method",
+        ("model", "operator", "stack", "layer", "head", "method"),
+        (
+            MODEL,
+            OPERATOR,
+            STACK,
+            LAYER,
+            HEAD,
+            Column("method", "VARCHAR", "assignment: signed permutations; riemannian: ascent over all orientations"),
+            *_columns(CAPACITY_STATISTICS),
+            Column("seed", "BIGINT", "seed of the starts; NULL for assignment"),
+            Column("attainment", "DOUBLE", "share of the capacity that the head attains [0 to 1] = P / capacity"),
         ),
     ),
 )

@@ -22,6 +22,17 @@ ROUTED_EXPERTS = {
     "n_group": 1,
     "topk_group": 1,
 }
+WIDE_CLAMP = {"clip_qkv": 1e9}
+MPT = {"expansion_ratio": 2, "max_seq_len": 256}
+PLAIN_ROPE = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0}
+LLAMA4 = {
+    **GROUPED,
+    **LOCAL_EXPERTS,
+    "intermediate_size_mlp": 96,
+    "no_rope_layers": [1, 0],
+    "attn_temperature_tuning": False,
+    "attention_chunk_size": 256,
+}
 GROUPED_FALCON = {"num_kv_heads": 2, "new_decoder_architecture": True, "bias": False, "alibi": False}
 
 
@@ -37,10 +48,18 @@ DECODER_VARIANTS = {
     "gemma2": Variant("gemma2", {**GROUPED, "attn_logit_softcapping": None}),
     "gemma3_text": Variant("gemma3_text", {**GROUPED, "layer_types": ["sliding_attention", "full_attention"]}),
     "olmo": Variant("olmo", GROUPED),
+    "olmo-clamp": Variant("olmo", {**KV_HEADS, **WIDE_CLAMP}),
     "olmo2": Variant("olmo2", GROUPED),
     "phi3": Variant("phi3", GROUPED),
     "smollm3": Variant("smollm3", GROUPED),
     "gpt_neox": Variant("gpt_neox", attention="attention", projection="attention.dense"),
+    "gpt_neox_japanese": Variant(
+        "gpt_neox_japanese",
+        {"intermediate_multiple_size": 2, "rope_parameters": PLAIN_ROPE},
+        attention="attention",
+        projection="attention.dense",
+    ),
+    "exaone": Variant("exaone", GROUPED, saved_prefix="transformer.h.", headless_prefix="layers."),
     "gpt2": Variant("gpt2", attention="attn", projection="attn.c_proj"),
     "opt": Variant("opt", {"ffn_dim": 96, "word_embed_proj_dim": WIDTH}, **OPT),
     "opt-post-norm": Variant(
@@ -51,7 +70,8 @@ DECODER_VARIANTS = {
     "gptj": Variant("gptj", {"rotary_dim": 8}, **ATTN_OUT),
     "gpt_neo": Variant("gpt_neo", {"attention_types": [[["global", "local"], 1]], "window_size": 256}, **NEO),
     "bloom": Variant("bloom", **FALCON),
-    "mpt": Variant("mpt", {"expansion_ratio": 2, "max_seq_len": 256}, **ATTN_OUT),
+    "mpt": Variant("mpt", MPT, **ATTN_OUT),
+    "mpt-clamp": Variant("mpt", {**MPT, "attn_config": WIDE_CLAMP}, **ATTN_OUT),
     "falcon-one-kv-head": Variant("falcon", {"multi_query": True, "num_kv_heads": 4}, **FALCON),
     "falcon-all-kv-heads": Variant(
         "falcon", {"multi_query": False, "parallel_attn": False, "bias": True, "alibi": True}, **FALCON
@@ -70,13 +90,14 @@ DECODER_VARIANTS = {
     "qwen3_moe": Variant("qwen3_moe", {**GROUPED, **EXPERTS}),
     "olmo3": Variant("olmo3", KV_HEADS),
     "olmoe": Variant("olmoe", {**KV_HEADS, **EXPERTS}),
+    "olmoe-clamp": Variant("olmoe", {**KV_HEADS, **EXPERTS, **WIDE_CLAMP}),
     "flex_olmo": Variant("flex_olmo", {**KV_HEADS, **EXPERTS}),
     "vaultgemma": Variant("vaultgemma", {**GROUPED, "attn_logit_softcapping": None}),
     "glm": Variant("glm", {**GROUPED, "attention_bias": True}),
     "glm4": Variant("glm4", {**GROUPED, "attention_bias": True}),
     "glm4_moe": Variant("glm4_moe", {**GROUPED, **ROUTED_EXPERTS, "use_qk_norm": True, "attention_bias": True}),
-    "granite": Variant("granite", {**KV_HEADS, "attention_multiplier": 0.07}),
-    "granitemoe": Variant("granitemoe", {**KV_HEADS, **LOCAL_EXPERTS}),
+    "granite": Variant("granite", {**KV_HEADS, "attention_multiplier": 0.07, "residual_multiplier": 0.3}),
+    "granitemoe": Variant("granitemoe", {**KV_HEADS, **LOCAL_EXPERTS, "residual_multiplier": 0.3}),
     "nemotron": Variant("nemotron", GROUPED),
     "arcee": Variant("arcee", GROUPED),
     "helium": Variant("helium", {**KV_HEADS, "head_dim": 16}),
@@ -116,21 +137,11 @@ DECODER_VARIANTS = {
         {
             "d_model": WIDTH,
             "max_seq_len": 256,
-            "attn_config": {"kv_n_heads": 2, "clip_qkv": 1e9, "rope_theta": 10000.0},
+            "attn_config": {"kv_n_heads": 2, **WIDE_CLAMP, "rope_theta": 10000.0},
             "ffn_config": {"ffn_hidden_size": 32, "moe_num_experts": 2, "moe_top_k": 1, "hidden_size": WIDTH},
         },
         **ATTN_OUT,
     ),
-    "llama4_text": Variant(
-        "llama4_text",
-        {
-            **GROUPED,
-            **LOCAL_EXPERTS,
-            "intermediate_size_mlp": 96,
-            "no_rope_layers": [1, 0],
-            "attn_temperature_tuning": False,
-            "use_qk_norm": False,
-            "attention_chunk_size": 256,
-        },
-    ),
+    "llama4_text": Variant("llama4_text", {**LLAMA4, "use_qk_norm": False}),
+    "llama4_text-qk-norm": Variant("llama4_text", LLAMA4),
 }

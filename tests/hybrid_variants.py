@@ -17,6 +17,20 @@ MAMBA = {
     "mamba_chunk_size": 8,
 }
 LINEAR_FIRST = {"layer_types": ["linear_attention", "full_attention"]}
+DELTA = {
+    **LINEAR_FIRST,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
+ROUTED = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+}
+OPEN_GATE: dict[str, Any] = {"neutralised": ("output_gate",)}
 EXPERTS = {"num_local_experts": 2, "num_experts_per_tok": 1}
 ONE_OF_TWO: dict[str, Any] = {"n_blocks": 1, "skipped": 1}
 ONE_OF_THREE: dict[str, Any] = {"n_blocks": 1, "skipped": 2}
@@ -38,9 +52,20 @@ HYBRID_VARIANTS = {
     "bamba": Variant("bamba", {**KV_HEADS, **MAMBA, "attn_layer_indices": [1]}, **ONE_OF_TWO),
     "falcon_h1": Variant(
         "falcon_h1",
-        {**GROUPED, **MAMBA, "mamba_d_ssm": 2 * WIDTH, "key_multiplier": 0.5, "attention_out_multiplier": 0.9},
+        {
+            **GROUPED,
+            **MAMBA,
+            "mamba_d_ssm": 2 * WIDTH,
+            "key_multiplier": 0.5,
+            "attention_in_multiplier": 0.8,
+            "attention_out_multiplier": 0.9,
+            "ssm_out_multiplier": 0.0,
+        },
     ),
-    "minimax": Variant("minimax", {**GROUPED, **EXPERTS, **LINEAR_FIRST}, **ONE_OF_TWO),
+    "minimax": Variant("minimax", {**GROUPED, **EXPERTS, **LINEAR_FIRST, "full_attn_beta_factor": 0.7}, **ONE_OF_TWO),
+    "qwen3_next": Variant("qwen3_next", {**GROUPED, **DELTA, **ROUTED}, **ONE_OF_TWO, **OPEN_GATE),
+    "qwen3_5_text": Variant("qwen3_5_text", {**GROUPED, **DELTA}, **ONE_OF_TWO, **OPEN_GATE),
+    "qwen3_5_moe_text": Variant("qwen3_5_moe_text", {**GROUPED, **DELTA, **ROUTED}, **ONE_OF_TWO, **OPEN_GATE),
     "granitemoehybrid": Variant(
         "granitemoehybrid",
         {
@@ -50,6 +75,7 @@ HYBRID_VARIANTS = {
             "layer_types": ["mamba", "attention"],
             "shared_intermediate_size": 32,
             "attention_multiplier": 0.07,
+            "residual_multiplier": 0.3,
         },
         **ONE_OF_TWO,
     ),
@@ -91,11 +117,8 @@ HYBRID_VARIANTS = {
         "olmo_hybrid",
         {
             **KV_HEADS,
-            **LINEAR_FIRST,
-            "linear_num_key_heads": 2,
+            **DELTA,
             "linear_num_value_heads": 2,
-            "linear_key_head_dim": 8,
-            "linear_value_head_dim": 8,
         },
         **ONE_OF_TWO,
     ),

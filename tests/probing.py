@@ -12,8 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from tests.neutral import module_pieces, neutralised
+from tests.variant import Variant
+
 SAMPLE_TOKENS = 9
 """Length of the random sequence; an image and a sound bring their own."""
+
+FIRST_WORD, WORDS = 5, 50
+"""Words of the sequence that models run on, after those with a meaning of their own."""
 
 SAMPLE_SOUND = 200
 """Length of a sound."""
@@ -23,9 +29,6 @@ ROTATIONS, DISTANCES = ("position_embeddings", "sinusoidal_pos"), ("position_bia
 
 LARGE = 2.0**20
 """Size of the tokens that probe a norm: its epsilon vanishes beside them."""
-
-QK_NORMS = ("q_norm", "k_norm", "q_layernorm", "k_layernorm", "query_layernorm", "key_layernorm")
-"""Names of the norms that queries and keys pass within attention."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,9 @@ class ProbedBlock:
     ``ov`` (head, d_model, d_model) maps a token to what a head writes when it attends to it. ``qk``
     (head, d_model, d_model) is the bilinear form of a head's scores at one position, without q/k
     norms. ``feeding`` and ``branch`` (d_model, d_model) are the linear parts of the norm in front
-    of attention and of the norm on its output, None where the layer has no such norm.
+    of attention and of the norm on its output, None where the layer has no such norm. ``pieces`` are
+    what the attention module holds besides matrices. ``multiplier`` (d_model,) is what the layer
+    multiplies the branch with, None where no module reads that sum alone.
     """
 
     layer: int
@@ -67,6 +72,8 @@ class ProbedBlock:
     feeding: Tensor | None
     branch: Tensor | None
     sample: Sample
+    pieces: frozenset[str]
+    multiplier: Tensor | None
 
     def folded(self) -> tuple[Tensor, Tensor]:
         """``ov`` and ``qk`` composed with the linear parts of the norms."""
@@ -127,7 +134,7 @@ class Run:
             call.arguments["output_attentions"] = True
         self._fit(call, tokens)
         with hooked(*hooks):
-            result, weights = block.attention(*call.args, **call.kwargs)
+            result, weights, *_ = block.attention(*call.args, **call.kwargs)
             if not written:
                 assert self._calls[block.projection][0][0] is self._results[block.attention][0]
                 block.projection(result)
@@ -142,16 +149,39 @@ class Run:
                 call.arguments[name] = at_first_position(name, call.arguments[name], tokens.shape[1])
 
     def feeding_norm(self, block: Block) -> nn.Module | None:
-        """The module of the layer whose result attention reads, itself or times one."""
+        """The module of the layer whose result attention reads, itself or times a number."""
+        return self._fed_by(block)[0]
+
+    def _fed_by(self, block: Block) -> tuple[nn.Module | None, float]:
+        """The norm in front of attention, and what its result is multiplied with."""
         read = self.read(block)
-        candidates = (module for module in self._within(block) if equal(self._results[module], read))
-        return next((module for module in candidates if normalises(module, read.shape[-1])), None)
+        for module in self._within(block):
+            result = self._results[module]
+            if same_shape(result, read):
+                factor = float((result * read).sum() / result.square().sum())
+                if torch.allclose(factor * result, read, rtol=1e-9, atol=0) and normalises(module, read.shape[-1]):
+                    return module, factor
+        return None, 1.0
 
     def branch_norm(self, block: Block) -> nn.Module | None:
         """The module of the layer that reads what the output projection gives."""
         written = self._results[block.projection]
         candidates = (module for module in self._within(block) if self._calls[module][0][0] is written)
         return next((module for module in candidates if normalises(module, written.shape[-1])), None)
+
+    def multiplier(self, block: Block) -> Tensor | None:
+        """What multiplies the branch (d_model,), in front of attention and before a module reads the residual sum."""
+        branch = self.branch_norm(block)
+        written = self._results[block.projection if branch is None else branch]
+        given = self._arguments(block.layer).arguments if block.layer in self._calls else {}
+        residuals = [x for x in (*given.values(), self.read(block)) if same_shape(x, written)]
+        for module in self._within(block):
+            read = next(iter(self._arguments(module).arguments.values()), None)
+            for residual in residuals if same_shape(read, written) else []:
+                vector = constant_ratio(read - residual, written)
+                if vector is not None:
+                    return self._fed_by(block)[1] * vector
+        return None
 
     def _within(self, block: Block) -> Iterator[nn.Module]:
         """Modules without submodules of the layer that took part."""
@@ -174,22 +204,15 @@ def hooked(*hooks: RemovableHandle) -> Iterator[None]:
             hook.remove()
 
 
-@contextmanager
-def without_qk_norms(attention: nn.Module) -> Iterator[None]:
-    """Let queries and keys pass their norms unchanged."""
-    norms = {name: module for name, module in attention.named_children() if name in QK_NORMS}
-    for name in norms:
-        setattr(attention, name, nn.Identity())
-    try:
-        yield
-    finally:
-        for name, module in norms.items():
-            setattr(attention, name, module)
+def same_shape(x: Any, tokens: Tensor) -> bool:
+    """Whether an argument is tokens of this shape."""
+    return isinstance(x, Tensor) and x.shape == tokens.shape
 
 
-def equal(result: Any, tokens: Tensor) -> bool:
-    """Whether a result of a module is these tokens, number by number."""
-    return isinstance(result, Tensor) and torch.equal(result, tokens)
+def constant_ratio(added: Tensor, written: Tensor) -> Tensor | None:
+    """The vector (d_model,) that takes every token of one to the other, where there is one."""
+    vector = (added * written).sum((0, 1)) / written.square().sum((0, 1))
+    return vector if torch.allclose(written * vector, added, rtol=0, atol=1e-6) and vector.abs().min() > 0 else None
 
 
 def at_first_position(name: str, value: Any, n_tokens: int) -> Any:
@@ -219,22 +242,26 @@ def model_inputs(model: nn.Module, n_tokens: int, batch: int, one_position: bool
         return {"pixel_values": torch.zeros(batch, model.config.num_channels, size, size, dtype=model.dtype)}
     positions = torch.zeros(n_tokens, dtype=torch.long) if one_position else torch.arange(n_tokens)
     inputs = {
-        "input_ids": torch.ones(batch, n_tokens, dtype=torch.long),
+        "input_ids": (FIRST_WORD + torch.arange(n_tokens) % WORDS).repeat(batch, 1),
         "attention_mask": torch.ones(batch, n_tokens, dtype=torch.long),
         "position_ids": positions.repeat(batch, 1),
     }
     return {name: values for name, values in inputs.items() if name in inspect.signature(model.forward).parameters}
 
 
-def find_blocks(model: nn.Module, attention: str, projection: str) -> list[Block]:
-    """Attention blocks in order, given the paths of the two modules within their layer."""
-    suffix = f".{projection}"
-    names = [name.removesuffix(suffix) for name, _ in model.named_modules() if name.endswith(suffix)]
-    layers = [model.get_submodule(name) for name in names]
-    return [
-        Block(number, layer, layer.get_submodule(attention), layer.get_submodule(projection))
-        for number, layer in zip(layer_numbers(model, names), layers, strict=True)
-    ]
+def find_blocks(model: nn.Module, variant: Variant) -> list[Block]:
+    """Attention blocks with keys and values of their own, in order."""
+    found = []
+    for inner in range(variant.inner_count):
+        attention, projection = variant.attention.format(inner=inner), variant.projection.format(inner=inner)
+        suffix = f".{projection}"
+        names = [name.removesuffix(suffix) for name, _ in model.named_modules() if name.endswith(suffix)]
+        for number, name in zip(layer_numbers(model, names), names, strict=True):
+            layer = model.get_submodule(name)
+            place = number * variant.inner_count + inner
+            found.append(Block(place, layer, layer.get_submodule(attention), layer.get_submodule(projection)))
+    found.sort(key=lambda block: block.number)
+    return found[: len(found) - variant.borrowing]
 
 
 def layer_numbers(model: nn.Module, names: list[str]) -> list[int]:
@@ -249,24 +276,30 @@ def layer_numbers(model: nn.Module, names: list[str]) -> list[int]:
     return [starts[stack] + int(place[end]) for stack, place, end in zip(stacks, places, ends, strict=True)]
 
 
-def probe(model: nn.Module, attention: str, projection: str) -> list[ProbedBlock]:
+def probe(model: nn.Module, variant: Variant) -> list[ProbedBlock]:
     """Recover every attention block of a float64 model in evaluation mode."""
     width = model.config.hidden_size
     natural = Run(model, SAMPLE_TOKENS)
     alone = Run(model, 1, batch=model.config.num_attention_heads * (width + 1), one_position=True)
     aligned = Run(model, 2 * (width + 1), one_position=True)
     probed = []
-    for block in find_blocks(model.base_model, attention, projection):
-        sample = draw_sample(natural, block)
+    for block in find_blocks(model.base_model, variant):
+        pieces = module_pieces(block.attention)
         feeding, branch = natural.feeding_norm(block), natural.branch_norm(block)
+        with neutralised(block.attention, variant.neutralised):
+            sample = draw_sample(natural, block)
+            ov = head_operators(alone, block, width, len(sample.weights))
+            qk = score_forms(aligned, block, width)
         probed.append(
             ProbedBlock(
                 block.number,
-                head_operators(alone, block, width, len(sample.weights)),
-                score_forms(aligned, block, width),
+                ov,
+                qk,
                 None if feeding is None else linear_part(feeding, width),
                 None if branch is None else linear_part(branch, width),
                 sample,
+                pieces,
+                natural.multiplier(block),
             )
         )
     return probed
@@ -302,7 +335,7 @@ def score_forms(run: Run, block: Block, width: int) -> Tensor:
     mask the second copy attends to all of the first.
     """
     tokens = zero_and_units(width).repeat(2, 1)[None]
-    with without_qk_norms(block.attention):
+    with neutralised(block.attention, ("qk_norm",)):
         _, weights = run.attend(block, tokens)
     log = weights[0, :, width + 1 :, : width + 1].log()
     differences = log - log[:, :1] - log[:, :, :1] + log[:, :1, :1]

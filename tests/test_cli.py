@@ -82,8 +82,11 @@ def test_a_plan_that_cannot_be_written_is_one_error(llama_directory: Path, tmp_p
 
 def test_plan_for_people_and_for_programs(llama_directory: Path) -> None:
     text = run("plan", llama_directory).stdout
-    assert "kv_heads_per_layer  2" in text
+    assert "kv_heads_per_layer     2" in text
     assert "model.layers.0.self_attn.q_proj.weight" in text
+    assert "layers_with_attention  0-2" in text
+    (stack,) = json.loads(run("plan", llama_directory, "--format", "json").stdout)["stacks"]
+    assert stack["layout"][0] in text
     rows = pl.read_csv(run("plan", llama_directory, "--format", "csv").stdout.encode())
     assert rows.height == 12
     assert rows["shape"][0] == "[32, 32]"

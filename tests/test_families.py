@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,23 +16,37 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from ingest.encoder_decoders import ENCODER_DECODERS
 from ingest.factors import head_factors, read_weights
 from ingest.families import FAMILIES
 from ingest.plan import LayerPlan, Operator, Plan, plan_checkpoint
+from ingest.recognition import Stack
+from ingest.sizes import branch_multiplier, depth, head_sizes
 from ingest.source import open_checkpoint
+from ingest.towers import TOWERS
 from stats.errors import CheckpointError
+from tests import checkpoints
+from tests.building import random_model
 from tests.decoder_variants import DECODER_VARIANTS
 from tests.encoder_variants import ENCODER_VARIANTS
 from tests.hybrid_variants import HYBRID_VARIANTS
+from tests.irregular_variants import IRREGULAR_VARIANTS
+from tests.latent_variants import LATENT_VARIANTS
 from tests.probing import ProbedBlock, probe
-from tests.variant import N_LAYERS, SIZES, WIDTH, Variant
+from tests.variant import N_LAYERS, WIDTH
 
 EXACT, ROUNDED = 1e-10, 1e-6
 """Tolerances in float64, and where the model itself rounds to float32: in softmax and some norms."""
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 
-VARIANTS = {**DECODER_VARIANTS, **HYBRID_VARIANTS, **ENCODER_VARIANTS}
+VARIANTS = {
+    **DECODER_VARIANTS,
+    **LATENT_VARIANTS,
+    **IRREGULAR_VARIANTS,
+    **HYBRID_VARIANTS,
+    **ENCODER_VARIANTS,
+}
 PRE_NORM = [name for name, variant in VARIANTS.items() if not variant.post_norm]
 POST_NORM = [name for name, variant in VARIANTS.items() if variant.post_norm]
 every_variant = pytest.mark.parametrize("name", VARIANTS)
@@ -74,29 +89,10 @@ def subject(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Subject
             model.save_pretrained(folder / "whole")
             model.base_model.save_pretrained(folder / "headless")
             prefix = variant.saved_prefix or f"{model.base_model_prefix}."
-            blocks = probe(model.double(), variant.attention, variant.projection)
+            blocks = probe(model.double(), variant)
         return Subject(folder / "whole", folder / "headless", prefix, blocks, variant.skipped)
 
     return make
-
-
-def random_model(variant: Variant) -> Any:
-    """A tiny model in float32 whose biases, gains and matrices are all random; frozen tables of positions are not."""
-    import transformers
-
-    config = transformers.AutoConfig.for_model(variant.model_type, **{**SIZES, **variant.config})
-    model = getattr(transformers, variant.auto).from_config(
-        config, attn_implementation="eager", experts_implementation="eager"
-    )
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if not parameter.requires_grad:
-                continue
-            if parameter.ndim == 1:
-                parameter += 0.3 * torch.randn_like(parameter)
-            else:
-                parameter.copy_(0.2 * torch.randn_like(parameter))
-    return model.eval()
 
 
 def plan(folder: Path, *operators: Operator) -> Plan:
@@ -106,7 +102,11 @@ def plan(folder: Path, *operators: Operator) -> Plan:
 def layers_below(prefix: str, planned: Plan) -> list[LayerPlan]:
     """Planned layers, their tensors named without a prefix."""
     return [
-        replace(layer, tensors={role: name.removeprefix(prefix) for role, name in layer.tensors.items()})
+        replace(
+            layer,
+            tensors={role: name.removeprefix(prefix) for role, name in layer.tensors.items()},
+            layer_scale=layer.layer_scale and layer.layer_scale.removeprefix(prefix),
+        )
         for layer in planned.layers
     ]
 
@@ -135,7 +135,28 @@ def misalignment(measured: Tensor, probed: Tensor) -> Tensor:
 
 
 def test_every_family_has_a_variant() -> None:
-    assert {variant.model_type for variant in VARIANTS.values()} == set(FAMILIES)
+    elsewhere = {row.model_type for row in (*ENCODER_DECODERS, *TOWERS)}
+    assert {variant.model_type for variant in VARIANTS.values()} == set(FAMILIES) - elsewhere
+
+
+@pytest.mark.parametrize("name", sorted({variant.model_type for variant in VARIANTS.values()}))
+def test_absent_sizes_are_those_of_the_class(name: str, tmp_path: Path) -> None:
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    checkpoint = open_checkpoint(str(checkpoints.save_safetensors(checkpoints.llama(), tmp_path)))
+    spelled = CONFIG_MAPPING[name]().to_dict()
+    called = {key: spelled.get(key) for key in ("layer_types", "layers_block_type")}
+    for row in FAMILIES[name]:
+        absent, whole = (Stack(row.stack, row, {**config, **row.when}) for config in (called, spelled))
+        extent = depth(checkpoint, whole)
+        assert depth(checkpoint, absent) == extent
+        for form, layer in product(row.projections, range(extent.blocks)):
+            assert head_sizes(checkpoint, absent, form, layer) == head_sizes(checkpoint, whole, form, layer)
+        factors = [branch_multiplier(checkpoint, stack, row.multiplier, extent.layers) for stack in (absent, whole)]
+        assert factors[0] == factors[1]
+        of_pieces = (name for piece in row.pieces for name in (piece.setting, piece.layer_interval))
+        for setting in filter(None, (row.value_scale, row.shared_layers, *of_pieces)):
+            assert (row.setting({}, setting) or 0) == (row.setting(spelled, setting) or 0)
 
 
 @every_variant
@@ -177,6 +198,28 @@ def test_operators_and_attention_number_heads_alike(name: str, subject: Callable
 
 
 @every_variant
+def test_pieces_are_those_of_the_running_module(name: str, subject: Callable[[str], Subject]) -> None:
+    planned = plan(subject(name).folder, "raw").layers
+    assert [frozenset(layer.pieces) for layer in planned] == [block.pieces for block in subject(name).blocks]
+    assert set(VARIANTS[name].neutralised) == {
+        piece for layer in planned for piece in layer.pieces if piece not in ("qk_norm", "clamp")
+    }
+
+
+@every_variant
+def test_multipliers_are_those_of_the_running_layer(name: str, subject: Callable[[str], Subject]) -> None:
+    planned = plan(subject(name).folder, "raw")
+    for layer, block in zip(planned.layers, subject(name).blocks, strict=True):
+        vector = torch.full((layer.d_model,), layer.multiplier, dtype=torch.float64)
+        if layer.layer_scale is not None:
+            vector *= planned.checkpoint.read(layer.layer_scale).double()
+        if block.multiplier is not None:
+            torch.testing.assert_close(vector, block.multiplier, rtol=1e-6, atol=0)
+        else:
+            assert vector.eq(1).all()
+
+
+@every_variant
 def test_shifted_heads_are_noticed(name: str, subject: Callable[[str], Subject]) -> None:
     for (ov, qk), block in zip(subject(name).measured("raw"), subject(name).blocks, strict=True):
         assert largest_error(ov.roll(1, 0), block.ov).min() > 0.1
@@ -202,7 +245,7 @@ def test_a_save_without_the_head_gives_the_same_plan(name: str, subject: Callabl
     saved = subject(name)
     operator: Operator = "raw" if VARIANTS[name].post_norm else "folded"
     whole, headless = plan(saved.folder, operator), plan(saved.headless, operator)
-    assert layers_below(saved.base_prefix, whole) == list(headless.layers)
+    assert layers_below(saved.base_prefix, whole) == layers_below(VARIANTS[name].headless_prefix, headless)
 
 
 @pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod."])

@@ -78,9 +78,10 @@ def torch_file(seed: int = 1) -> bytes:
     return stream.getvalue()
 
 
-def gguf_file(path: Path, seed: int = 1) -> bytes:
-    """The same checkpoint as a GGUF file, written at ``path``."""
-    writer = gguf.GGUFWriter(path, "llama")
+def gguf_files(directory: Path, name: str, most_tensors: int = 0) -> dict[str, bytes]:
+    """The same checkpoint as a GGUF model, split into files of so many tensors unless that is 0."""
+    directory.mkdir()
+    writer = gguf.GGUFWriter(directory / name, "llama", split_max_tensors=most_tensors)
     writer.add_block_count(LAYERS)
     writer.add_embedding_length(WIDTH)
     writer.add_head_count(HEADS)
@@ -88,14 +89,14 @@ def gguf_file(path: Path, seed: int = 1) -> bytes:
     writer.add_key_length(HEAD_SIZE)
     writer.add_value_length(HEAD_SIZE)
     for layer in range(LAYERS):
-        for name, values in attention(layer, seed).items():
+        for name, values in attention(layer, seed=1).items():
             role = {"q": "attn_q", "k": "attn_k", "v": "attn_v", "o": "attn_output"}[name.split(".")[-2][0]]
             writer.add_tensor(f"blk.{layer}.{role}.weight", values.numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path.read_bytes()
+    return {path.name: path.read_bytes() for path in sorted(directory.iterdir())}
 
 
 def header_bytes(content: bytes) -> int:
@@ -490,11 +491,25 @@ def test_torch_repository(hub: HubServer) -> None:
 
 
 def test_gguf_repository(hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    commit = hub.add(NAME, {"tiny.gguf": gguf_file(tmp_path / "tiny.gguf"), "README.md": b"tiny"})
+    commit = hub.add(NAME, {**gguf_files(tmp_path / "model", "tiny.gguf"), "README.md": b"tiny"})
     succeed("ingest", NAME)
     facts = stored()
     assert (facts["source"], facts["format"], facts["revision"]) == (NAME, "gguf", commit)
     assert facts["bytes_read"] == ATTENTION_BYTES
+    hub.requests.clear()
+    go_offline(monkeypatch)
+    assert planned()["revision"] == commit
+    assert hub.requests == []
+
+
+def test_split_gguf_repository(hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = gguf_files(tmp_path / "model", "tiny.gguf", most_tensors=3)
+    assert len(files) == -(-4 * LAYERS // 3) > 1
+    commit = hub.add(NAME, files)
+    huggingface_hub.hf_hub_download(NAME, next(iter(files)))
+    succeed("ingest", NAME)
+    facts = stored()
+    assert (facts["format"], facts["revision"], facts["bytes_read"]) == ("gguf", commit, ATTENTION_BYTES)
     hub.requests.clear()
     go_offline(monkeypatch)
     assert planned()["revision"] == commit

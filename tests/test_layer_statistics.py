@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
+import scipy.linalg
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -65,7 +68,10 @@ def test_agrees_with_dense_matrices(heads: int, groups: int) -> None:
             mismatch = dense.closure(output[i] @ value[j // shared].T)
             right = dense.action(operators[i] @ operators[j], operators[i])
             left = dense.action(operators[i] @ operators[j], operators[j])
-            expected_pair = (mismatch, *right, *left)
+            angles = (np.nan, np.nan)
+            if i != j and i // shared == j // shared:
+                angles = np.sort(scipy.linalg.subspace_angles(output[i], output[j]))[[0, -1]]
+            expected_pair = (mismatch, *right, *left, *angles)
             found = tuple(measured[item.name][i, j] for item in PAIR_STATISTICS)
             np.testing.assert_allclose(found, expected_pair, rtol=1e-9, atol=1e-13, err_msg=f"pair {i}, {j}")
 
@@ -298,3 +304,18 @@ def test_a_wrong_eigensolver_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.linalg, "eigh", garbage)
     with pytest.raises(HeadatlasError, match="eigensolver"):
         checked_eigh(torch.eye(4, dtype=torch.float64)[None])
+
+
+@pytest.mark.parametrize("tilt", [0.0, 1e-12, 1e-9, 1e-5, 1e-2, 0.5])
+def test_small_angles_between_ranges_keep_their_digits(tilt: float) -> None:
+    """Two ranges that share all directions but one, which is turned by a known angle."""
+    frame = torch.linalg.qr(torch.randn(24, 6, generator=torch.Generator().manual_seed(4), dtype=torch.float64))[0]
+    first, second = frame[:, :5], frame[:, :5].clone()
+    second[:, 0] = math.cos(tilt) * frame[:, 0] + math.sin(tilt) * frame[:, 5]
+    mixing = torch.randn(2, 5, 5, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    output = torch.stack([first @ mixing[0], second @ mixing[1]])
+    value, query, key = torch.randn(3, 24, 5, generator=torch.Generator().manual_seed(6), dtype=torch.float64)[:, None]
+    measured = measure([output, value, query.expand(2, -1, -1), key])
+    assert measured["range_angle_max"][0, 1] == pytest.approx(tilt, rel=1e-6, abs=1e-13)
+    assert measured["range_angle_min"][0, 1] == pytest.approx(0, abs=1e-13)
+    np.testing.assert_array_equal(measured["range_angle_max"], measured["range_angle_max"].T)

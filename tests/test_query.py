@@ -15,7 +15,6 @@ import pytest
 from query import Atlas, open_atlas
 from query.connection import connect
 from query.output import FORMATS, deliver, encode
-from query.panel import CLAIMS
 from stats.errors import QueryError, StoreError
 
 ROOT = Path(__file__).parent.parent
@@ -113,14 +112,6 @@ def test_algebra(atlas: Atlas) -> None:
 def test_operators_are_never_mixed(atlas: Atlas) -> None:
     for frame in (atlas.closure(), atlas.closure(by="layer"), atlas.mismatch(), atlas.algebra(THRESHOLD)):
         assert "operator" in frame.columns
-
-
-def test_panel_has_every_claim_for_every_model(atlas: Atlas) -> None:
-    frame = atlas.panel()
-    assert frame.select("claim", "model").rows() == [
-        (claim.claim, model) for claim in CLAIMS for model in ("bert", "llama")
-    ]
-    assert "not testable here" in frame.filter(pl.col("claim").str.starts_with("right action"))["value"].to_list()
 
 
 def test_tables_as_lazy_frames(atlas: Atlas) -> None:

@@ -86,9 +86,12 @@ def test_encoders(tmp_path: Path, path: str) -> None:
     source = MODELS / path
     family = None
     if source.name in UNNAMED:
-        with pytest.raises(CheckpointError, match="does not name a model_type") as caught:
-            plan_checkpoint(open_checkpoint(str(source)))
-        assert "--family" in str(caught.value)
+        unnamed = plan_checkpoint(open_checkpoint(str(source)))
+        assert (unnamed.family, unnamed.recognition.by) == ("bert-like", "names and shapes")
+        named = plan_checkpoint(open_checkpoint(str(source)), family="bert")
+        assert [(layer.sizes, layer.tensors) for layer in unnamed.layers] == [
+            (layer.sizes, layer.tensors) for layer in named.layers
+        ]
         family = "bert"
     ingest_into(tmp_path / "atlas", source, "model", family=family)
     with open_atlas(tmp_path / "atlas") as atlas:

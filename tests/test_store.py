@@ -391,7 +391,7 @@ def test_layers_of_different_sizes_are_padded_and_read_back(tmp_path: Path) -> N
     ]  # fmt: skip
     write_group(group, {"model": "mixed", "layers": layers, "skipped": []})
     write_group(group / "raw", {"created_at": "2026-01-01T00:00:00+00:00"})
-    rows = catalogue_rows(group, ["raw"])
+    rows = catalogue_rows(group, ["raw"], [])
     assert rows["heads"].select("layer", "head", "d_head").rows() == [
         *((1, head, 8) for head in range(4)),
         *((4, head, 16) for head in range(2)),

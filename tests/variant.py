@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ingest.family import PieceName
+
 WIDTH, N_HEADS, N_LAYERS = 64, 4, 2
 SIZES = {
     "vocab_size": 131,
@@ -27,7 +29,11 @@ class Variant:
     """A model to build: its class and configuration, and two modules of a layer by path.
 
     ``n_blocks`` counts the attention blocks and ``skipped`` the layers that have none.
-    ``saved_prefix`` is what stands before the stack in files, where the running model has another name for it.
+    ``saved_prefix`` is what stands before the stack in files, where the running model has another name for it,
+    and ``headless_prefix`` the same for a save without the head.
+    ``inner_count`` blocks share a numbered layer, whose ``{inner}`` the paths contain. The last
+    ``borrowing`` layers use the keys and values of earlier ones and are skipped. ``neutralised`` names
+    what is replaced while probing by something that leaves ``T`` alone (``tests.neutral``).
     ``post_norm`` says that attention reads the residual stream and writes to it through no norm;
     ``bare_norm`` that its only norm has no gain and keeps the mean, so that folding it changes nothing.
     """
@@ -40,5 +46,9 @@ class Variant:
     n_blocks: int = N_LAYERS
     skipped: int = 0
     saved_prefix: str = ""
+    headless_prefix: str = ""
+    inner_count: int = 1
+    borrowing: int = 0
+    neutralised: tuple[PieceName, ...] = ()
     post_norm: bool = False
     bare_norm: bool = False
