@@ -272,12 +272,12 @@ def _refusal(checkpoint: Checkpoint, expected: str, found: str) -> CheckpointErr
         f"{what}, and names and shapes do not tell how to read its attention",
         where=checkpoint.source,
         expected=expected,
-        found=f"{found}; {_first_layer(checkpoint)}",
+        found=f"{found}; {first_layer(checkpoint)}",
         remedy="if the checkpoint is laid out like a family of docs/families.md, say which with --family NAME",
     )
 
 
-def _first_layer(checkpoint: Checkpoint) -> str:
+def first_layer(checkpoint: Checkpoint) -> str:
     """Names and shapes of what looks like attention in the layer of the smallest number."""
     numbers = {name: int(found[0]) for name in checkpoint.location if (found := NUMBER.findall(name))}
     first = min(numbers.values(), default=0)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ingest.by_shape import recognise_by_shape
+from ingest.by_shape import first_layer, recognise_by_shape
 from ingest.checkpoint import Checkpoint
 from ingest.families import FAMILIES, GGUF_FAMILIES
 from ingest.family import Family
@@ -148,8 +148,16 @@ def _wrapped(checkpoint: Checkpoint, table: Mapping[str, tuple[Family, ...]], pa
             stacks += _stacks_of_part(part, _stacks(checkpoint, table, part.model_type, part.config))
         elif part.tower:
             notes.append(f"{part.tower} attention left aside: {part.key} names the unknown family {part.model_type!r}")
-        else:
+        elif part.model_type in REFUSED:
             raise _unknown(checkpoint, table, part.model_type)
+        else:
+            raise CheckpointError(
+                f"unknown model family {part.model_type!r}",
+                where=f"{checkpoint.source}, {part.by}",
+                expected="a family of docs/families.md",
+                found=first_layer(checkpoint),
+                remedy="save the text as its own checkpoint, with its part of the configuration",
+            )
     return Recognition(tuple(stacks), ", ".join(known), tuple(notes))
 
 

@@ -391,6 +391,18 @@ def test_families_known_to_be_unreadable_stay_refused(model_type: str, tmp_path:
     assert error.found == REFUSED[model_type]
 
 
+def test_a_text_of_an_unknown_family_is_refused_with_what_was_found(tmp_path: Path) -> None:
+    config = {"text_config": {"model_type": "parchment", **SIZES}, "vision_config": {"model_type": "clip_vision_model"}}
+    tensors = {name.replace("model.", "language_model.model."): tensor for name, tensor in PLAIN.items()}
+    error = refusal(Model({"model_type": "nimbus", **config}, tensors), tmp_path / "model")
+    assert error.what == "unknown model family 'parchment'"
+    assert "text_config.model_type" in str(error.where)
+    assert "language_model.model.layers.0.self_attn.q_proj.weight [32, 24]" in str(error.found)
+    config["text_config"]["model_type"] = "jetmoe"
+    error = refusal(Model({"model_type": "nimbus", **config}, tensors), tmp_path / "refused")
+    assert error.found == REFUSED["jetmoe"]
+
+
 def test_nothing_is_folded_where_no_norm_is_known(tmp_path: Path) -> None:
     error = refusal(nimbus(), tmp_path / "model", "raw", "folded")
     assert error.what == "llama-like has no folded operator"

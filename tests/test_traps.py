@@ -513,7 +513,7 @@ def test_three_formats_in_three_shardings_are_one_model(tmp_path: Path) -> None:
     saved = {form: save(model, tmp_path / form) for form, save in SAVED.items()}
     saved["other"] = save_safetensors(llama(seed=1), tmp_path / "other")
     for form, path in saved.items():
-        ingest_into(tmp_path / "atlas", path, form, ("raw", "folded"))
+        ingest_into(tmp_path / "atlas", path, form)
     with open_atlas(tmp_path / "atlas") as atlas:
         hashes = dict(atlas.sql("SELECT model, content_hash FROM models").iter_rows())
         assert len({hashes[form] for form in SAVED}) == 1
