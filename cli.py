@@ -578,15 +578,20 @@ def trajectory(
     """
     from query import questions
 
-    if not show_sql:
-        check_lineages(store_path, lineages)
-    if figure is not None and not show_sql:
-        from query.figures import save_figure, trajectory_figure
+    question = questions.trajectory(threshold, by, lineages, operator)
+    if show_sql:
+        print_rows(store_path, question, style, output, show_sql)
+        return
+    from query.drift import require_runs
 
-        with opened(store_path) as atlas:
+    with opened(store_path) as atlas:
+        require_runs(atlas, lineages)
+        if figure is not None:
+            from query.figures import save_figure, trajectory_figure
+
             steps = atlas.ask(questions.trajectory(threshold, "step", lineages, operator))
-        save_figure(trajectory_figure(steps, threshold), figure)
-    print_rows(store_path, questions.trajectory(threshold, by, lineages, operator), style, output, show_sql)
+            save_figure(trajectory_figure(steps, threshold), figure)
+        print_frame(atlas.ask(question), style, output)
 
 
 @main.command()
@@ -623,30 +628,8 @@ def drift(lineage: str, store_path: Path, style: str, output: Path | None) -> No
     """How far each head turns between the steps of LINEAGE; needs ingest --keep-factors."""
     from query.drift import drift as between_steps
 
-    check_lineages(store_path, (lineage,))
     with opened(store_path) as atlas:
         print_frame(between_steps(atlas, lineage), style, output)
-
-
-def check_lineages(store_path: Path, lineages: tuple[str, ...]) -> None:
-    """Refuse a lineage the store does not hold, or one of a single step."""
-    with opened(store_path) as atlas:
-        steps = dict(
-            atlas.sql(
-                "SELECT lineage, count(DISTINCT step) FROM models WHERE lineage IS NOT NULL GROUP BY lineage ORDER BY 1"
-            ).rows()
-        )
-    for lineage in lineages or steps or ("any",):
-        if steps.get(lineage, 0) < 2:
-            raise QueryError(
-                f"no training run {lineage!r} with at least two steps"
-                if lineage in steps or lineages
-                else "no training run in the store",
-                where=str(store_path),
-                expected="one of " + (", ".join(name for name, count in steps.items() if count > 1) or "none"),
-                found=f"{steps.get(lineage, 0)} steps",
-                remedy="ingest its checkpoints with --lineage NAME",
-            )
 
 
 def derivation_options(command: Command) -> Command:

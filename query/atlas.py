@@ -39,6 +39,11 @@ class Atlas:
         """Release the catalogue."""
         self._connection.close()
 
+    @property
+    def path(self) -> Path:
+        """Directory of the store."""
+        return self._store.root
+
     def sql(self, query: str, parameters: Mapping[str, Any] | None = None) -> pl.DataFrame:
         """Rows of one reading SQL statement.
 

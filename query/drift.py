@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,29 @@ ORDER BY operator DESC, stack, step"""
 COLUMNS = ("operator_cosine", "write_overlap", "read_overlap")
 
 
+def require_runs(atlas: Atlas, lineages: Sequence[str]) -> None:
+    """Refuse training runs the store does not hold, or holds a single step of; with none named, any must do.
+
+    Raises:
+        QueryError: a run of fewer than two steps.
+    """
+    steps = dict(
+        atlas.sql(
+            "SELECT lineage, count(DISTINCT step) FROM models WHERE lineage IS NOT NULL GROUP BY lineage ORDER BY 1"
+        ).rows()
+    )
+    for lineage in lineages or steps or ("any",):
+        if steps.get(lineage, 0) < 2:
+            named = bool(lineages) or lineage in steps
+            raise QueryError(
+                f"no training run {lineage!r} with at least two steps" if named else "no training run in the store",
+                where=str(atlas.path),
+                expected="one of " + (", ".join(name for name, count in steps.items() if count > 1) or "none"),
+                found=f"{steps.get(lineage, 0)} steps",
+                remedy="ingest its checkpoints with --lineage NAME",
+            )
+
+
 def drift(atlas: Atlas, lineage: str) -> pl.DataFrame:
     """A row per head and pair of consecutive steps.
 
@@ -31,13 +55,8 @@ def drift(atlas: Atlas, lineage: str) -> pl.DataFrame:
     Raises:
         QueryError: no such run, a single step, or steps stored without their factors.
     """
+    require_runs(atlas, [lineage])
     steps = atlas.sql(STEPS, {"lineage": lineage})
-    if steps["step"].n_unique() < 2:
-        raise QueryError(
-            f"no training run {lineage!r} with at least two steps",
-            found=f"{steps['step'].n_unique()} steps",
-            remedy="ingest its checkpoints with --lineage NAME --keep-factors",
-        )
     frames = []
     for (operator, stack), rows in steps.group_by("operator", "stack", maintain_order=True):
         for (before, model), (after, other) in pairwise(rows.select("step", "model").rows()):

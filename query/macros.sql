@@ -200,9 +200,23 @@ GROUP BY ALL
 ORDER BY heads.model, heads.operator, heads.stack, heads.layer, heads.head;
 
 CREATE TEMP MACRO capacity_by_model(threshold) AS TABLE
-WITH layers AS (
-    SELECT model, operator, stack, method, layer, max(capacities.closure) AS highest, median(capacities.closure) AS middle
-    FROM capacities GROUP BY model, operator, stack, method, layer
+WITH by_layer AS (
+    SELECT model, operator, stack, method, layer, max(closure) AS highest, median(closure) AS middle
+    FROM capacities
+    GROUP BY model, operator, stack, method, layer
+),
+layers AS (
+    SELECT
+        model,
+        operator,
+        stack,
+        method,
+        count(*) FILTER (highest >= threshold) AS feasible_layers,
+        count(*) AS layers,
+        min(highest) AS lowest_layer_maximum,
+        min(middle) AS lowest_layer_median
+    FROM by_layer
+    GROUP BY model, operator, stack, method
 )
 SELECT
     model,
@@ -216,17 +230,13 @@ SELECT
     count(*) FILTER (capacities.closure >= threshold) AS feasible,
     count(*) FILTER (heads.closure >= threshold) AS attained,
     median(attainment) AS attainment_median,
-    (SELECT count(*) FROM layers AS l WHERE (l.model, l.operator, l.stack, l.method)
-        = (capacities.model, capacities.operator, capacities.stack, capacities.method) AND highest >= threshold)
-        AS feasible_layers,
-    (SELECT count(*) FROM layers AS l WHERE (l.model, l.operator, l.stack, l.method)
-        = (capacities.model, capacities.operator, capacities.stack, capacities.method)) AS layers,
-    (SELECT min(highest) FROM layers AS l WHERE (l.model, l.operator, l.stack, l.method)
-        = (capacities.model, capacities.operator, capacities.stack, capacities.method)) AS lowest_layer_maximum,
-    (SELECT min(middle) FROM layers AS l WHERE (l.model, l.operator, l.stack, l.method)
-        = (capacities.model, capacities.operator, capacities.stack, capacities.method)) AS lowest_layer_median
+    any_value(feasible_layers) AS feasible_layers,
+    any_value(layers.layers) AS layers,
+    any_value(lowest_layer_maximum) AS lowest_layer_maximum,
+    any_value(lowest_layer_median) AS lowest_layer_median
 FROM capacities
 JOIN heads USING (model, operator, stack, layer, head)
+JOIN layers USING (model, operator, stack, method)
 GROUP BY model, operator, stack, method
 ORDER BY model, operator, stack, method;
 

@@ -124,29 +124,18 @@ def _head_statistics(
         "norm": torch.where(zero, 0.0, family.norm),
         "trace": torch.where(zero, 0.0, trace),
         "trace_rank": torch.where(zero | nilpotent | (alpha == 0), torch.nan, trace / alpha),
-        "sigma_max": sigma[:, 0],
-        "sigma_min": sigma[:, -1],
-        "participation": participation(sigma),
-        "stable_rank": stable_rank(sigma),
-        "condition": condition(sigma, rank_cut),
-        "isometry": isometry(sigma),
         "cos_max": cosine[:, 0],
         "cos_mean": cosine.mean(-1),
         "cos_min": cosine[:, -1],
         "spectral_radius": eigenvalue[:, 0].abs(),
         "copying": copying(eigenvalue, cut * family.norm),
         "null_scale": null_scale(sigma),
-        "sigma": sigma,
         "cosine": cosine,
         "eigenvalue": eigenvalue,
-        "sigma_o": write.sigma,
-        "sigma_v": read.sigma[kv_head],
         "core": core,
     }
-    measured = {name: _where_finite(finite, array) for name, array in measured.items()}
-    measured["rank"] = torch.where(finite, numerical_rank(sigma, rank_cut), -1)
-    measured["reason"] = reason
-    return measured, (coordinates.write_turn, coordinates.read_turn)
+    measured |= _spectral_statistics(sigma, write, read, kv_head, rank_cut)
+    return _stored(measured, sigma, reason, finite, rank_cut), (coordinates.write_turn, coordinates.read_turn)
 
 
 def _two_space_statistics(
@@ -165,6 +154,19 @@ def _two_space_statistics(
     measured = {item.name: undefined for item in HEAD_STATISTICS}
     measured |= {
         "norm": torch.where(zero, 0.0, norm),
+        "cosine": spectrum,
+        "eigenvalue": torch.complex(spectrum, spectrum),
+        "core": core,
+    }
+    measured |= _spectral_statistics(sigma, write, read, kv_head, rank_cut)
+    return _stored(measured, sigma, reason, finite, rank_cut)
+
+
+def _spectral_statistics(
+    sigma: Tensor, write: ThinFactor, read: ThinFactor, kv_head: Tensor, rank_cut: float
+) -> dict[str, Tensor]:
+    """What follows from the singular values of T, and of its factors, alone."""
+    return {
         "sigma_max": sigma[:, 0],
         "sigma_min": sigma[:, -1],
         "participation": participation(sigma),
@@ -172,16 +174,18 @@ def _two_space_statistics(
         "condition": condition(sigma, rank_cut),
         "isometry": isometry(sigma),
         "sigma": sigma,
-        "cosine": spectrum,
-        "eigenvalue": torch.complex(spectrum, spectrum),
         "sigma_o": write.sigma,
         "sigma_v": read.sigma[kv_head],
-        "core": core,
     }
-    measured = {name: _where_finite(finite, array) for name, array in measured.items()}
-    measured["rank"] = torch.where(finite, numerical_rank(sigma, rank_cut), -1)
-    measured["reason"] = reason
-    return measured
+
+
+def _stored(
+    measured: dict[str, Tensor], sigma: Tensor, reason: Tensor, finite: Tensor, rank_cut: float
+) -> dict[str, Tensor]:
+    """The statistics with NaN for heads that are not finite, and the rank and reason of every head."""
+    stored = {name: _where_finite(finite, array) for name, array in measured.items()}
+    rank = torch.where(finite, numerical_rank(sigma, rank_cut), -1)
+    return stored | {"rank": rank, "reason": reason}
 
 
 def _finite(x: Tensor) -> tuple[Tensor, Tensor]:

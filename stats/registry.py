@@ -15,7 +15,6 @@ SqlType = Literal["DOUBLE", "INTEGER", "DOUBLE[]", "BOOLEAN", "VARCHAR"]
 
 PAPER = "scaled idempotence of OV operators"
 SPECTRAL = "linear algebra"
-CONVENTION = "convention"
 
 
 @dataclass(frozen=True, slots=True)

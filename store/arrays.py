@@ -65,6 +65,17 @@ ARRAYS: dict[str, tuple[Statistic, tuple[str, ...]]] = {
 LARGE = ("core", "o_basis", "v_basis")
 """Arrays that go to disk layer by layer, a shard each, and are read only when asked for."""
 
+
+def statistic_attributes(statistic: Statistic) -> dict[str, Any]:
+    """What an array says about itself."""
+    return {
+        "long_name": statistic.meaning,
+        "values": statistic.values,
+        "formula": statistic.formula,
+        "source": statistic.source,
+    }
+
+
 SIZES = {
     "n_heads": "query heads of the layer",
     "n_kv_heads": "key/value heads of the layer",
@@ -140,12 +151,7 @@ class StackWriter:
     ) -> zarr.Array[Any]:
         if name in ARRAYS:
             statistic, axes = ARRAYS[name]
-            attributes = {
-                "long_name": statistic.meaning,
-                "values": statistic.values,
-                "formula": statistic.formula,
-                "source": statistic.source,
-            }
+            attributes = statistic_attributes(statistic)
         fill: Any = np.nan if np.dtype(dtype).kind in "fc" else -1
         return self._group.create_array(
             name,

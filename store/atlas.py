@@ -177,6 +177,30 @@ class AtlasStore:
             for row in rows
         }
 
+    def model(self, name: str) -> StoredModel:
+        """One model of the catalogue.
+
+        Raises:
+            StoreError: the store does not hold it.
+        """
+        models = self.models()
+        if name not in models:
+            raise unknown_model(self, name)
+        return models[name]
+
+    @contextmanager
+    def writing(self, again: str) -> Iterator[None]:
+        """Report a failure of the file system as the store's own error; ``again`` says what to repeat."""
+        try:
+            yield
+        except OSError as error:
+            raise StoreError(
+                "the store cannot be written",
+                where=str(error.filename or self.root),
+                found=error.strerror or str(error),
+                remedy=f"free space or fix permissions, then {again}; nothing was changed",
+            ) from error
+
     def models_with_layers(self, content_hashes: list[str]) -> dict[str, int]:
         """How many layers of each model have one of these content hashes."""
         with catalogue.reading(self.catalogue_path) as connection:

@@ -15,7 +15,7 @@ from ingest.running import RunningModel
 from stats.errors import StoreError
 from store import catalogue
 from store.arrays import attributes_of, read_stack
-from store.atlas import AtlasStore, StoredModel, unknown_model
+from store.atlas import AtlasStore, StoredModel
 
 STORED_TOLERANCE = {"float64": 1e-8, "float32": 1e-3}
 """Largest relative difference of a stored number, by the dtype it was computed in."""
@@ -50,9 +50,7 @@ def stored_model(store: AtlasStore, name: str, operator: Operator) -> StoredMode
     Raises:
         StoreError: the store holds no such model, or not that operator of it.
     """
-    stored = store.models().get(name)
-    if stored is None:
-        raise unknown_model(store, name)
+    stored = store.model(name)
     if operator not in stored.gain_hash:
         raise StoreError(
             f"{name} has no {operator} operator in the store",

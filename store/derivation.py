@@ -25,8 +25,8 @@ from stats.refinement import Orientation, haar_start, refine_assignment, refine_
 from stats.registry import CAPACITY_STATISTICS, NULL_STATISTICS, Statistic
 from stats.scramble import draws_per_pair, scramble_draws, scramble_summary
 from stats.tail import closed_form_p, closed_form_trust, tail_p, tail_trust
-from store.arrays import COMPRESSOR, read_stack, write_group
-from store.atlas import USER_KIND, AtlasStore, Derivation, StoredModel, unknown_model
+from store.arrays import COMPRESSOR, read_stack, statistic_attributes, write_group
+from store.atlas import USER_KIND, AtlasStore, Derivation, StoredModel
 from store.integrity import publish_rows, seal
 from store.user_statistics import UserStatistic, compute
 from store.version import numerical_libraries, tool_version
@@ -81,10 +81,14 @@ class Spectra:
         """Singular values and cosines (head, d_head) of one layer."""
         return torch.from_numpy(self.sigma[row]).to(device), torch.from_numpy(self.cosine[row]).to(device)
 
-    def two_spaces(self, row: int) -> torch.Tensor:
-        """Heads (head, 1) of a layer that have singular values but no cosines."""
-        known = ~np.isnan(self.sigma[row]).any(-1, keepdims=True)
-        return torch.from_numpy(known & np.isnan(self.cosine[row]).all(-1, keepdims=True))
+    def free_tensors(self, row: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same, with cosines of 1 for heads that map between two streams and so have none.
+
+        Their capacity is that of the singular values alone.
+        """
+        sigma, cosine = self.tensors(row, device)
+        without = ~sigma.isnan().any(-1, keepdim=True) & cosine.isnan().all(-1, keepdim=True)
+        return sigma, torch.where(without, 1.0, cosine)
 
     def keys(self, model: str, operator: str, row: int) -> list[bytes]:
         """What seeds the random numbers of each head of a layer."""
@@ -137,9 +141,7 @@ def derive(
     Raises:
         StoreError: no such model or operator, or the store cannot be written.
     """
-    stored = store.models().get(model)
-    if stored is None:
-        raise unknown_model(store, model)
+    stored = store.model(model)
     started = time.perf_counter()
     parts = list(spectra(store, stored, operator))
     measure, stage = {
@@ -174,9 +176,7 @@ def derive_user_statistics(store: AtlasStore, models: Sequence[str], declared: S
     """
     computed = []
     for model in models:
-        stored = store.models().get(model)
-        if stored is None:
-            raise unknown_model(store, model)
+        stored = store.model(model)
         for operator in sorted(stored.gain_hash, reverse=True):
             for mine in declared:
                 started = time.perf_counter()
@@ -248,13 +248,8 @@ def _scramble(
 def _assignment(
     part: Spectra, row: int, _keys: list[bytes], _wanted: Derivation, _device: torch.device
 ) -> dict[str, torch.Tensor]:
-    """Capacity by assignment of every head of a layer.
-
-    An operator between two streams has no cosines; its capacity is that of its singular values
-    alone, with every cosine 1.
-    """
-    sigma, cosine = part.tensors(row, torch.device("cpu"))
-    found = assignment_capacity(sigma, torch.where(part.two_spaces(row), 1.0, cosine))
+    """Capacity by assignment of every head of a layer."""
+    found = assignment_capacity(*part.free_tensors(row, torch.device("cpu")))
     return {"closure": found.closure, "permutation": found.permutation, "iterations": found.iterations}
 
 
@@ -263,8 +258,7 @@ def _riemannian(
 ) -> dict[str, torch.Tensor]:
     """Capacity by ascent from the assignment and from random orientations, the best of each head kept."""
     assert wanted.seed is not None
-    sigma, cosine = part.tensors(row, device)
-    cosine = torch.where(part.two_spaces(row).to(device), 1.0, cosine)
+    sigma, cosine = part.free_tensors(row, device)
     permutation = assignment_capacity(sigma, cosine).permutation
     best = refine_assignment(sigma, cosine, permutation, keys, wanted.seed)
     start = torch.zeros(len(keys), dtype=torch.int32, device=device)
@@ -324,13 +318,7 @@ class _Collected:
                     compressors=COMPRESSOR,
                     fill_value=fill,
                     dimension_names=axes,
-                    attributes={
-                        "long_name": statistic.meaning,
-                        "values": statistic.values,
-                        "formula": statistic.formula,
-                        "source": statistic.source,
-                        "sql_type": statistic.sql_type,
-                    },
+                    attributes=statistic_attributes(statistic) | {"sql_type": statistic.sql_type},
                 )
                 array[...] = whole
 
@@ -346,40 +334,32 @@ def _publish(
     """Seal a derivation and make it visible in place of an earlier one of its kind."""
     unit = f"{made.kind}-{operator}-{uuid.uuid4().hex[:8]}"
     group = stored.array_group
-    try:
-        with store.staging() as staging:
-            collected.write(staging)
-            with store.write_lock():
-                now = store.models().get(stored.model)
-                if now is None or now.array_group != group:
-                    raise StoreError(
-                        f"{stored.model} was replaced or removed while something was derived from it",
-                        where=str(store.root),
-                        remedy="run the command again",
-                    )
-                facts = {
-                    "operator": operator,
-                    "seconds": time.perf_counter() - started,
-                    "created_at": datetime.now(UTC).isoformat(),
-                    "tool_version": tool_version(),
-                    "libraries": numerical_libraries(),
-                }
-                write_group(staging, asdict(made) | facts)
-                staging.replace(store.arrays_path / group / unit)
-                try:
-                    seal(store, group, unit)
-                    publish_rows(store, stored.model, group)
-                except BaseException:
-                    if unit not in store.models()[stored.model].derivations:
-                        store.drop_unit(group, unit)
-                    raise
-                for earlier, (name, other) in now.derivations.items():
-                    if (name, other.kind) == (operator, made.kind):
-                        store.drop_unit(group, earlier)
-    except OSError as error:
-        raise StoreError(
-            "the store cannot be written",
-            where=str(error.filename or store.root),
-            found=error.strerror or str(error),
-            remedy="free space or fix permissions, then try again; nothing was changed",
-        ) from error
+    with store.writing("try again"), store.staging() as staging:
+        collected.write(staging)
+        with store.write_lock():
+            now = store.models().get(stored.model)
+            if now is None or now.array_group != group:
+                raise StoreError(
+                    f"{stored.model} was replaced or removed while something was derived from it",
+                    where=str(store.root),
+                    remedy="run the command again",
+                )
+            facts = {
+                "operator": operator,
+                "seconds": time.perf_counter() - started,
+                "created_at": datetime.now(UTC).isoformat(),
+                "tool_version": tool_version(),
+                "libraries": numerical_libraries(),
+            }
+            write_group(staging, asdict(made) | facts)
+            staging.replace(store.arrays_path / group / unit)
+            try:
+                seal(store, group, unit)
+                publish_rows(store, stored.model, group)
+            except BaseException:
+                if unit not in store.models()[stored.model].derivations:
+                    store.drop_unit(group, unit)
+                raise
+            for earlier, (name, other) in now.derivations.items():
+                if (name, other.kind) == (operator, made.kind):
+                    store.drop_unit(group, earlier)

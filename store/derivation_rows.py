@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from stats.registry import CAPACITY_STATISTICS, NULL_STATISTICS
+from stats.registry import CAPACITY_STATISTICS, NULL_STATISTICS, Statistic
 from store.arrays import attributes_of, read_stack
 from store.atlas import USER_KIND
 from store.frames import POLARS_TYPES, table_frame
@@ -53,8 +53,8 @@ def user_columns(group: Path, units: list[str]) -> dict[str, Column]:
             name = kind.removeprefix(USER_KIND)
             stack = next(path for path in sorted((group / unit).iterdir()) if path.is_dir())
             facts = attributes_of(stack / name)
-            comment = f"{facts['long_name']} [{facts['values']}] = {facts['formula']} ({facts['source']})"
-            columns[name] = Column(name, facts["sql_type"], comment)
+            declared = [facts[key] for key in ("sql_type", "long_name", "values", "formula", "source")]
+            columns[name] = Column(name, facts["sql_type"], Statistic(name, *declared).comment)
     return columns
 
 

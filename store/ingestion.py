@@ -89,17 +89,9 @@ def ingest_model(
             kept = (stored.lineage, stored.step)
             return Outcome("unchanged", model, plan.operators, plan.bytes_to_read, seconds, (), {}, *kept)
     plan = replace(plan, operators=operators)
-    try:
-        with store.staging() as staging:
-            digests = _write_staged(staging, plan, settings, progress)
-            return _publish(store, staging, plan, identity, settings, digests, started, replace_existing)
-    except OSError as error:
-        raise StoreError(
-            "the store cannot be written",
-            where=str(error.filename or store.root),
-            found=error.strerror or str(error),
-            remedy="free space or fix permissions, then ingest again; nothing was changed",
-        ) from error
+    with store.writing("ingest again"), store.staging() as staging:
+        digests = _write_staged(staging, plan, settings, progress)
+        return _publish(store, staging, plan, identity, settings, digests, started, replace_existing)
 
 
 def _missing_operators(plan: Plan, stored: StoredModel, progress: Progress) -> tuple[Operator, ...]:

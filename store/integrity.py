@@ -150,9 +150,7 @@ def remove(store: AtlasStore, model: str) -> None:
         StoreError: no such model.
     """
     with store.write_lock():
-        stored = store.models().get(model)
-        if stored is None:
-            raise unknown_model(store, model)
+        stored = store.model(model)
 
         def apply(connection: duckdb.DuckDBPyConnection) -> None:
             catalogue.delete(connection, model)

@@ -17,6 +17,11 @@ def random_model(variant: Variant) -> Any:
     model = getattr(transformers, variant.auto).from_config(
         config, attn_implementation="eager", experts_implementation="eager"
     )
+    return randomised(model)
+
+
+def randomised(model: Any) -> Any:
+    """The model with random biases, gains and matrices, in evaluation mode; what is frozen stays."""
     with torch.no_grad():
         for parameter in model.parameters():
             if not parameter.requires_grad:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests import checkpoints
 from tests.ingesting import ingest_into
@@ -32,3 +34,12 @@ def sealed_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def store_path(tmp_path: Path, sealed_store: Path) -> Path:
     """A store with that checkpoint under ``llama``, both operators, and a BERT under ``bert``."""
     return Path(shutil.copytree(sealed_store, tmp_path / "atlas"))
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """For modules of matrices so small that they gain nothing from more threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

@@ -30,10 +30,12 @@ def numbers(planned: Plan) -> dict[tuple[str, int, str, str], np.ndarray]:
     }
 
 
-def operators_of(planned: Plan, operator: Operator = "raw") -> list[tuple[Tensor, Tensor]]:
-    """``O V^T`` and ``Q K^T`` (head, d_model, d_source) of every planned layer."""
+def operators_of(planned: Plan, operator: Operator = "raw", stack: str | None = None) -> list[tuple[Tensor, Tensor]]:
+    """``O V^T`` and ``Q K^T`` (head, d_model, d_source) of every planned layer, or of those of one stack."""
     found = []
     for layer in planned.layers:
+        if stack not in (None, layer.stack):
+            continue
         weights = read_weights(planned.checkpoint, layer)
         factors = head_factors(weights, layer, operator, torch.device("cpu"), torch.float64)
         value, key = factors.value[factors.kv_head], factors.key[factors.kv_head]

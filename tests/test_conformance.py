@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -32,6 +32,8 @@ from store.integrity import publish_rows, seal
 from tests import checkpoints, dense, test_encoder_decoders, test_families, test_towers
 from tests.encoder_decoder_variants import ENCODER_DECODER_VARIANTS
 from tests.ingesting import ingest_into
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 FAMILY_NAMES = (
     "llama",
@@ -63,15 +65,6 @@ def build(name: str) -> Any:
     if name in ENCODER_DECODER_VARIANTS:
         return test_encoder_decoders.random_model(ENCODER_DECODER_VARIANTS[name])
     return test_towers.random_model(name)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Matrices this small gain nothing from more threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -15,7 +15,6 @@ import pytest
 import torch
 from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 import cli
 from ingest.checkpoint import Checkpoint
@@ -28,6 +27,7 @@ from ingest.source import open_checkpoint
 from stats.errors import CheckpointError
 from stats.registry import PAIR_STATISTICS
 from tests import dense
+from tests.building import randomised
 from tests.encoder_decoder_variants import (
     ENCODER_DECODER_VARIANTS,
     ENCODER_LAYERS,
@@ -36,8 +36,11 @@ from tests.encoder_decoder_variants import (
     WIDTH,
     EncoderDecoderVariant,
 )
+from tests.measuring import operators_of
 from tests.probing_cross import ProbedCross, probe_stack
 from tests.test_families import CONFIG, EXACT, ROUNDED, WEIGHTS, largest_error, misalignment
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 STACKS = ("encoder", "decoder", "cross")
 CASES = [(name, stack) for name in ENCODER_DECODER_VARIANTS for stack in STACKS]
@@ -52,15 +55,6 @@ class Subject:
     folder: Path
     headless: Path
     stacks: dict[str, list[ProbedCross]]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Matrices this small gain nothing from more threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
@@ -91,16 +85,6 @@ def random_model(variant: EncoderDecoderVariant) -> Any:
     return randomised(auto.from_config(config, attn_implementation="eager"))
 
 
-def randomised(model: Any) -> Any:
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim == 1:
-                parameter += 0.3 * torch.randn_like(parameter)
-            else:
-                parameter.copy_(0.2 * torch.randn_like(parameter))
-    return model.eval()
-
-
 def plan(folder: Path, *operators: Operator) -> Plan:
     return plan_checkpoint(open_checkpoint(str(folder)), operators or ("raw",))
 
@@ -112,15 +96,6 @@ def of_stack(planned: Plan, stack: str) -> list[LayerPlan]:
 def factors_of(planned: Plan, layer: LayerPlan, operator: Operator) -> HeadFactors:
     weights = read_weights(planned.checkpoint, layer)
     return head_factors(weights, layer, operator, torch.device("cpu"), torch.float64)
-
-
-def measure(planned: Plan, stack: str, operator: Operator) -> list[tuple[Tensor, Tensor]]:
-    """``O V^T`` and ``Q K^T`` of every layer of one stack, from the checkpoint."""
-    every = [factors_of(planned, layer, operator) for layer in of_stack(planned, stack)]
-    return [
-        (factors.output @ factors.value[factors.kv_head].mT, factors.query @ factors.key[factors.kv_head].mT)
-        for factors in every
-    ]
 
 
 def operator_of(name: str) -> Operator:
@@ -145,7 +120,7 @@ def test_operators_are_those_of_the_running_heads(name: str, stack: str, subject
         (reading.heads, reading.d_head, stack == "cross")
     }
     assert planned.ignored_prefixes == planned.skipped == ()
-    for (ov, qk), block in zip(measure(planned, stack, "raw"), probed, strict=True):
+    for (ov, qk), block in zip(operators_of(planned, "raw", stack), probed, strict=True):
         assert largest_error(ov, block.ov).max() < EXACT
         assert misalignment(qk, block.qk).max() < ROUNDED
 
@@ -154,7 +129,9 @@ def test_operators_are_those_of_the_running_heads(name: str, stack: str, subject
 def test_folded_operators_contain_the_running_norms(name: str, stack: str, subject: Callable[[str], Subject]) -> None:
     post_norm = ENCODER_DECODER_VARIANTS[name].post_norm
     planned = plan(subject(name).folder, operator_of(name))
-    for (ov, qk), block in zip(measure(planned, stack, operator_of(name)), subject(name).stacks[stack], strict=True):
+    for (ov, qk), block in zip(
+        operators_of(planned, operator_of(name), stack), subject(name).stacks[stack], strict=True
+    ):
         assert (block.before is None) == (block.source is None) == post_norm
         folded_ov, folded_qk = block.folded()
         assert largest_error(ov, folded_ov).max() < ROUNDED
@@ -167,7 +144,7 @@ def test_folded_operators_contain_the_running_norms(name: str, stack: str, subje
 @pytest.mark.parametrize("name", [name for name, item in ENCODER_DECODER_VARIANTS.items() if not item.post_norm])
 def test_cross_queries_and_values_have_different_norms(name: str, subject: Callable[[str], Subject]) -> None:
     planned = plan(subject(name).folder, "folded")
-    for (ov, qk), block in zip(measure(planned, "cross", "folded"), subject(name).stacks["cross"], strict=True):
+    for (ov, qk), block in zip(operators_of(planned, "folded", "cross"), subject(name).stacks["cross"], strict=True):
         swapped_ov, swapped_qk = replace(block, before=block.source, source=block.before).folded()
         assert largest_error(ov, swapped_ov).min() > 0.01
         assert misalignment(qk, swapped_qk).min() > 0.001
@@ -182,7 +159,7 @@ def test_nothing_is_folded_where_norms_follow_the_sum(name: str, subject: Callab
 @every_stack
 def test_operators_and_attention_number_heads_alike(name: str, stack: str, subject: Callable[[str], Subject]) -> None:
     planned = plan(subject(name).folder)
-    for (ov, qk), block in zip(measure(planned, stack, "raw"), subject(name).stacks[stack], strict=True):
+    for (ov, qk), block in zip(operators_of(planned, "raw", stack), subject(name).stacks[stack], strict=True):
         by_head = block.weights @ block.tokens @ ov.mT
         torch.testing.assert_close(by_head.sum(0), block.written, rtol=0, atol=ROUNDED)
         shifted = block.weights.roll(1, 0) @ block.tokens @ ov.mT
@@ -268,7 +245,9 @@ def test_an_encoder_that_does_not_name_itself(tmp_path: Path) -> None:
     assert layers_below("model.encoder.", whole)[:ENCODER_LAYERS] == list(alone.layers)
     assert len(alone.recognition.notes) == 2
     for operator in ("raw", "folded"):
-        for heads, same in zip(measure(alone, "encoder", operator), measure(whole, "encoder", operator), strict=True):
+        for heads, same in zip(
+            operators_of(alone, operator, "encoder"), operators_of(whole, operator, "encoder"), strict=True
+        ):
             assert all(map(torch.equal, heads, same))
 
 
@@ -341,7 +320,7 @@ def test_a_text_of_a_seeing_model(tmp_path: Path) -> None:
     for stack, reading in T5_STACKS.items():
         for operator in ("raw", "folded"):
             for (ov, qk), block in zip(
-                measure(planned, stack, operator), probe_stack(text, reading, sound=False), strict=True
+                operators_of(planned, operator, stack), probe_stack(text, reading, sound=False), strict=True
             ):
                 probed_ov, probed_qk = (block.ov, block.qk) if operator == "raw" else block.folded()
                 assert largest_error(ov, probed_ov).max() < ROUNDED
@@ -399,7 +378,7 @@ def test_cross_attention_is_stored_as_far_as_it_is_defined(
         f"WHERE stack = 'cross' AND model = '{name}' AND operator = '{operator}' ORDER BY layer, head",
     )
     planned = plan(subject(name).folder, operator)
-    operators = [ov.numpy() for ovs, _ in measure(planned, "cross", operator) for ov in ovs]
+    operators = [ov.numpy() for ovs, _ in operators_of(planned, operator, "cross") for ov in ovs]
     assert len(stored) == len(operators) == 12
     for row, ov in zip(stored, operators, strict=True):
         sigma = np.linalg.svd(ov, compute_uv=False)[: row["d_head"]]
@@ -445,7 +424,9 @@ def test_scores_of_cross_attention_have_a_spectrum_and_no_angles(
         store,
         f"SELECT * FROM qk WHERE stack = 'cross' AND model = '{name}' AND operator = '{operator}' ORDER BY layer, head",
     )
-    forms = [qk.numpy() for _, qks in measure(plan(subject(name).folder, operator), "cross", operator) for qk in qks]
+    forms = [
+        qk.numpy() for _, qks in operators_of(plan(subject(name).folder, operator), operator, "cross") for qk in qks
+    ]
     for row, form in zip(stored, forms, strict=True):
         sigma = np.linalg.svd(form, compute_uv=False)[: len(row["sigma"])]
         np.testing.assert_allclose(row["sigma"], sigma, rtol=1e-10)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
@@ -17,7 +17,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ingest.encoder_decoders import ENCODER_DECODERS
-from ingest.factors import head_factors, read_weights
 from ingest.families import FAMILIES
 from ingest.plan import LayerPlan, Operator, Plan, plan_checkpoint
 from ingest.recognition import Stack
@@ -32,8 +31,11 @@ from tests.encoder_variants import ENCODER_VARIANTS
 from tests.hybrid_variants import HYBRID_VARIANTS
 from tests.irregular_variants import IRREGULAR_VARIANTS
 from tests.latent_variants import LATENT_VARIANTS
+from tests.measuring import operators_of
 from tests.probing import ProbedBlock, probe
 from tests.variant import N_LAYERS, WIDTH
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 EXACT, ROUNDED = 1e-10, 1e-6
 """Tolerances in float64, and where the model itself rounds to float32: in softmax and some norms."""
@@ -65,15 +67,6 @@ class Subject:
     def measured(self, operator: Operator) -> list[tuple[Tensor, Tensor]]:
         """``O V^T`` and ``Q K^T`` of every layer with attention, from the saved model."""
         return measure(self.folder, operator, self.skipped)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Matrices this small gain nothing from more threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
@@ -115,13 +108,7 @@ def measure(folder: Path, operator: Operator, skipped: int = 0) -> list[tuple[Te
     """``O V^T`` and ``Q K^T`` (head, d_model, d_model) of every layer, from the checkpoint."""
     planned = plan(folder, operator)
     assert len(planned.skipped) == skipped
-    measured = []
-    for layer in planned.layers:
-        weights = read_weights(planned.checkpoint, layer)
-        factors = head_factors(weights, layer, operator, torch.device("cpu"), torch.float64)
-        value, key = factors.value[factors.kv_head], factors.key[factors.kv_head]
-        measured.append((factors.output @ value.mT, factors.query @ key.mT))
-    return measured
+    return operators_of(planned, operator)
 
 
 def largest_error(measured: Tensor, probed: Tensor) -> Tensor:

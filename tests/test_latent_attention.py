@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ from tests.neutral import neutralised, replaced
 from tests.probing import Run, draw_sample, find_blocks, head_operators, score_forms
 from tests.variant import N_HEADS, WIDTH
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 EXACT, ROUNDED = 1e-10, 1e-6
 
 WITHOUT_BIASES = [name for name in LATENT_VARIANTS if "biases" not in name]
@@ -35,15 +37,6 @@ class Nothing(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.zeros_like(x)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Matrices this small gain nothing from more threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -14,20 +14,22 @@ import pytest
 import torch
 from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 import cli
 from ingest.checkpoint import Checkpoint
-from ingest.factors import head_factors, read_weights
 from ingest.family import Family
 from ingest.plan import Operator, Plan, plan_checkpoint
 from ingest.recognition import recognise
 from ingest.source import open_checkpoint
 from ingest.towers import TOWERS, WRAPPED
 from stats.errors import CheckpointError
+from tests.building import randomised
+from tests.measuring import operators_of
 from tests.probing_towers import ProbedAttention, probe_tower
 from tests.test_families import CONFIG, EXACT, ROUNDED, WEIGHTS, largest_error, misalignment
 from tests.tower_variants import TOWER_VARIANTS
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 STACKS = [(name, stack) for name, variant in TOWER_VARIANTS.items() for stack in variant.stacks]
 every_stack = pytest.mark.parametrize(("name", "stack"), STACKS)
@@ -39,15 +41,6 @@ class Subject:
 
     folder: Path
     stacks: dict[str, list[ProbedAttention]]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Matrices this small gain nothing from more threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
@@ -76,30 +69,11 @@ def random_model(name: str) -> Any:
     config = transformers.AutoConfig.for_model(variant.model_type, **variant.config)
     model_class = getattr(transformers, variant.model_class)
     build = model_class.from_config if variant.model_class.startswith("Auto") else model_class._from_config
-    model = build(config, attn_implementation="eager")
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim == 1:
-                parameter += 0.3 * torch.randn_like(parameter)
-            else:
-                parameter.copy_(0.2 * torch.randn_like(parameter))
-    return model.eval()
+    return randomised(build(config, attn_implementation="eager"))
 
 
 def plan(folder: Path, *operators: Operator) -> Plan:
     return plan_checkpoint(open_checkpoint(str(folder)), operators or ("raw",))
-
-
-def measure(planned: Plan, stack: str, operator: Operator) -> list[tuple[Tensor, Tensor]]:
-    """``O V^T`` and ``Q K^T`` of every layer of one stack, from the checkpoint."""
-    measured = []
-    for layer in planned.layers:
-        if layer.stack == stack:
-            weights = read_weights(planned.checkpoint, layer)
-            factors = head_factors(weights, layer, operator, torch.device("cpu"), torch.float64)
-            value, key = factors.value[factors.kv_head], factors.key[factors.kv_head]
-            measured.append((factors.output @ value.mT, factors.query @ key.mT))
-    return measured
 
 
 def test_every_row_has_a_variant() -> None:
@@ -126,7 +100,7 @@ def test_operators_are_those_of_the_running_heads(name: str, stack: str, subject
     numbers = tuple(layer.layer for layer in planned.layers if layer.stack == stack)
     assert numbers == TOWER_VARIANTS[name].stacks[stack].layers == tuple(block.layer for block in probed)
     assert planned.ignored_prefixes == ()
-    for (ov, qk), block in zip(measure(planned, stack, "raw"), probed, strict=True):
+    for (ov, qk), block in zip(operators_of(planned, "raw", stack), probed, strict=True):
         assert largest_error(ov, block.ov).max() < EXACT
         assert misalignment(qk, block.qk).max() < ROUNDED
 
@@ -137,7 +111,7 @@ def test_folded_operators_contain_the_running_norms(name: str, stack: str, subje
     reading = TOWER_VARIANTS[name].stacks[stack]
     operator: Operator = "raw" if reading.post_norm else "folded"
     planned = plan(saved.folder, operator)
-    for (ov, qk), block in zip(measure(planned, stack, operator), saved.stacks[stack], strict=True):
+    for (ov, qk), block in zip(operators_of(planned, operator, stack), saved.stacks[stack], strict=True):
         assert (block.feeding is None) == reading.post_norm
         before = torch.eye(reading.width, dtype=torch.float64) if block.feeding is None else block.feeding
         source = torch.eye(block.ov.shape[-1], dtype=torch.float64) if reading.source_width else before
@@ -151,7 +125,7 @@ def test_folded_operators_contain_the_running_norms(name: str, stack: str, subje
 @every_stack
 def test_operators_and_attention_number_heads_alike(name: str, stack: str, subject: Callable[[str], Subject]) -> None:
     planned = plan(subject(name).folder)
-    for (ov, qk), block in zip(measure(planned, stack, "raw"), subject(name).stacks[stack], strict=True):
+    for (ov, qk), block in zip(operators_of(planned, "raw", stack), subject(name).stacks[stack], strict=True):
         by_head = block.weights @ block.tokens @ ov.mT
         torch.testing.assert_close(by_head.sum(0), block.written, rtol=0, atol=ROUNDED)
         shifted = block.weights.roll(1, 0) @ block.tokens @ ov.mT
