@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 
 class HeadatlasError(Exception):
     """Base of every error this project raises on purpose.
@@ -48,3 +51,10 @@ class StoreError(HeadatlasError):
 
 class QueryError(HeadatlasError):
     """A question that cannot be answered as asked."""
+
+
+def nearest(found: str, known: Iterable[str]) -> str | None:
+    """A remedy that names the known names closest to a mistaken one; None where none is close."""
+    lowered = {name.lower(): name for name in sorted(known)}
+    close = get_close_matches(found.lower(), lowered, n=3, cutoff=0.6)
+    return f"did you mean {' or '.join(lowered[name] for name in close)}?" if close else None
