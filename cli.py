@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from store.atlas import AtlasStore, Derivation
 
 FORMATS = ("table", "csv", "json", "ndjson", "parquet", "markdown", "latex")
-OPERATORS = {"raw": ("raw",), "folded": ("folded",), "both": ("raw", "folded")}
+STORED_OPERATORS = ("raw", "folded", "scaled")
+OPERATORS = {"raw": ("raw",), "folded": ("folded",), "scaled": ("scaled",), "both": ("raw", "folded")}
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
@@ -79,7 +80,7 @@ def question_options(*groupings: str) -> Callable[[Command], Command]:
     def decorate(command: Command) -> Command:
         for option in (
             row_options,
-            click.option("--operator", type=click.Choice(("raw", "folded")), help="One operator only."),
+            click.option("--operator", type=click.Choice(STORED_OPERATORS), help="One operator only."),
             click.option(
                 "--by", type=click.Choice(groupings), default=groupings[0], show_default=True, help="A row per what."
             ),
@@ -153,7 +154,7 @@ def checkpoint_options(command: Command) -> Command:
             type=click.Choice(tuple(OPERATORS)),
             default="raw",
             show_default=True,
-            help="Weights as stored, with the norms folded in, or both.",
+            help="Weights as stored; with the norms folded in; also scaled by what multiplies the branch; or the first two.",
         ),
     ):
         command = option(command)
@@ -555,7 +556,7 @@ question_command(
     show_default=True,
     help="Medians by step; the onset of each head; every head at every step.",
 )
-@click.option("--operator", type=click.Choice(("raw", "folded")), help="One operator only.")
+@click.option("--operator", type=click.Choice(STORED_OPERATORS), help="One operator only.")
 @click.option(
     "--figure", type=click.Path(path_type=Path, dir_okay=False), help="Also draw the medians: .pdf, .svg or .png."
 )
@@ -638,7 +639,7 @@ def derivation_options(command: Command) -> Command:
         row_options,
         click.option("--device", default="auto", show_default=True, help="cpu, cuda, ...; auto takes a GPU if any."),
         click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Random seed."),
-        click.option("--operator", type=click.Choice(("raw", "folded")), help="One operator only.  [default: all]"),
+        click.option("--operator", type=click.Choice(STORED_OPERATORS), help="One operator only.  [default: all]"),
         click.option(
             "--by",
             type=click.Choice(("model", "layer", "head")),

@@ -105,6 +105,8 @@ def besides(row: Family) -> str:
     if row.multiplier is not None:
         factors = [*row.multiplier.settings, *([row.multiplier.gain] if row.multiplier.gain else [])]
         product = " times ".join(f"`{factor}`" for factor in factors)
+        if row.multiplier.gated:
+            product = f"the hyperbolic tangent of {product}"
         words.append(
             f"branch times {product}" + (", over the root of the depth" if row.multiplier.over_sqrt_depth else "")
         )

@@ -1,4 +1,4 @@
-"""From the tensors of one layer to its head factors, raw or with the norms folded in."""
+"""From the tensors of one layer to its head factors, raw or with what surrounds attention multiplied in."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from ingest.checkpoint import Checkpoint
 from ingest.family import Norm
 from ingest.latent import compose, latent_parts
-from ingest.plan import GAINS, LayerPlan, Operator
+from ingest.plan import BESIDE, BRANCH_SCALE, GAINS, LayerPlan, Operator
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class LayerWeights:
     """Canonical projections of one layer, contiguous, heads in order along rows.
 
     ``w_q`` (head d_key, d_model), ``w_k`` (kv_head d_key, d_source), ``w_v`` (kv_head d_head,
-    d_source), ``w_o`` (d_model, head d_head), and the norm gains that folding needs. In the
+    d_source), ``w_o`` (d_model, head d_head), and the gains and scales to be multiplied in. In the
     checkpoint's dtype, or in float64 where they are products. ``values`` and ``queries`` are what
     identifies them: the stored matrices themselves, or the factors of the products.
     """
@@ -53,7 +53,7 @@ def read_weights(checkpoint: Checkpoint, plan: LayerPlan) -> LayerWeights:
     """Read one layer and bring every layout to the same four matrices."""
     stored = {name: checkpoint.read(name) for name in dict.fromkeys(plan.tensors.values())}
     tensors = {role: stored[name] for role, name in plan.tensors.items()}
-    gains: dict[str, Tensor] = {role: tensors.pop(role) for role in GAINS if role in tensors}
+    gains: dict[str, Tensor] = {role: tensors.pop(role) for role in BESIDE if role in tensors}
     if plan.projections.latent is not None:
         parts = latent_parts(tensors, plan)
         w_q, w_k, w_v = compose(parts, plan)
@@ -119,11 +119,11 @@ def digest(*matrices: Tensor) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class LayerDigests:
-    """What identifies one layer: its values and outputs, queries and keys, and norm gains read."""
+    """What identifies one layer: its values and outputs, queries and keys, and what an operator multiplies in."""
 
     content: bytes
     query_key: bytes
-    gains: bytes
+    gains: Mapping[Operator, bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,13 +132,17 @@ class ModelHashes:
 
     content: str
     query_key: str
-    gains: str
+    gains: Mapping[Operator, str]
 
 
-def layer_digests(weights: LayerWeights) -> LayerDigests:
+def layer_digests(weights: LayerWeights, plan: LayerPlan, operators: Sequence[Operator]) -> LayerDigests:
     """Digests of one layer, the same whatever format, sharding or fused layout it came from."""
-    gains = [gain[None] for _, gain in sorted(weights.gains.items())]
-    return LayerDigests(digest(*weights.values), digest(*weights.queries), digest(*gains))
+    gains = [gain[None] for role, gain in sorted(weights.gains.items()) if role in GAINS]
+    scales = [scale[None] for role, scale in weights.gains.items() if role == BRANCH_SCALE]
+    scales.append(torch.tensor([[plan.multiplier]], dtype=torch.float64))
+    multiplied: dict[Operator, list[Tensor]] = {"folded": gains, "scaled": gains + scales}
+    by_operator = {operator: digest(*multiplied[operator]) for operator in operators if operator in multiplied}
+    return LayerDigests(digest(*weights.values), digest(*weights.queries), by_operator)
 
 
 def model_hashes(layers: Sequence[LayerDigests]) -> ModelHashes:
@@ -150,7 +154,7 @@ def model_hashes(layers: Sequence[LayerDigests]) -> ModelHashes:
     return ModelHashes(
         over([layer.content for layer in layers]),
         over([layer.query_key for layer in layers]),
-        over([layer.gains for layer in layers]),
+        {operator: over([layer.gains[operator] for layer in layers]) for operator in layers[0].gains},
     )
 
 
@@ -161,7 +165,8 @@ def head_factors(
 
     ``folded`` multiplies the norm in front of attention into V, Q and K (``diag(g) V`` for RMSNorm,
     ``(I - 11^T/d) diag(g) V`` for LayerNorm) and the gain on the branch's output into O. Values and
-    keys that read another stream have that stream's norm.
+    keys that read another stream have that stream's norm. ``scaled`` also multiplies O with what
+    multiplies the branch outside its module: a number, a vector along d_model, or both.
     """
 
     def heads(w: Tensor, count: int) -> Tensor:
@@ -173,7 +178,7 @@ def head_factors(
     query = heads(weights.w_q, plan.n_heads)
     if plan.value_scale != 1:
         value = value * plan.value_scale
-    if operator == "folded":
+    if operator != "raw":
         if plan.feeding is not None:
             query = fold(query, plan.feeding, weights.gains.get("feeding_norm"))
         source, role = (plan.source, "source_norm") if plan.two_spaces else (plan.feeding, "feeding_norm")
@@ -181,6 +186,11 @@ def head_factors(
             value, key = (fold(x, source, weights.gains.get(role)) for x in (value, key))
         if plan.branch is not None:
             output = fold(output, plan.branch, weights.gains.get("branch_norm"))
+    if operator == "scaled":
+        output = output * plan.multiplier
+        if plan.layer_scale is not None:
+            scale = weights.gains[BRANCH_SCALE].to(device=device, dtype=dtype)
+            output = output * (scale.tanh() if plan.gated else scale)[:, None]
     kv_head = torch.arange(plan.n_heads, device=device) // (plan.n_heads // kv_heads)
     return HeadFactors(output, value, query, key, kv_head)
 

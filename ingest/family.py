@@ -105,15 +105,17 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Multiplier:
-    """What multiplies the branch outside the attention module: recorded, never part of ``T``.
+    """What multiplies the branch outside the attention module: recorded, and part of ``T`` in the scaled operator only.
 
     The product of ``settings`` (1 where absent), over the square root of the depth where
-    ``over_sqrt_depth``. ``gain`` is a vector in the file, a full tensor name within the block.
+    ``over_sqrt_depth``. ``gain`` is a vector in the file, a full tensor name within the block, or,
+    where ``gated``, a single number whose hyperbolic tangent multiplies.
     """
 
     settings: tuple[str, ...] = ()
     over_sqrt_depth: bool = False
     gain: str = ""
+    gated: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,9 +90,11 @@ class LayerMeasurement:
 def hash_layers(plan: Plan) -> Iterator[LayerDigests]:
     """Digests of every layer, in order, with no linear algebra."""
     cpu = torch.device("cpu")
-    yield from in_order(
-        plan.layers, lambda layer: layer_digests(read_weights(plan.checkpoint, layer)), _workers(plan, cpu, 8)
-    )
+
+    def work(layer: LayerPlan) -> LayerDigests:
+        return layer_digests(read_weights(plan.checkpoint, layer), layer, plan.operators)
+
+    yield from in_order(plan.layers, work, _workers(plan, cpu, 8))
 
 
 def measure(plan: Plan, settings: ComputeSettings) -> Iterator[LayerMeasurement]:
@@ -103,7 +105,7 @@ def measure(plan: Plan, settings: ComputeSettings) -> Iterator[LayerMeasurement]
 
     def work(layer: LayerPlan) -> LayerMeasurement:
         weights = read_weights(plan.checkpoint, layer)
-        digests = layer_digests(weights)
+        digests = layer_digests(weights, layer, plan.operators)
         arrays: dict[Operator, dict[str, np.ndarray]] = {}
         for operator in plan.operators:
             factors = head_factors(weights, layer, operator, device, dtype)

@@ -25,10 +25,17 @@ from ingest.sizes import (
 )
 from stats.errors import CheckpointError
 
-Operator = Literal["raw", "folded"]
+Operator = Literal["raw", "folded", "scaled"]
+"""Weights as stored; with the norms multiplied in; with what multiplies the branch outside as well."""
 
 GAINS = ("feeding_norm", "source_norm", "branch_norm")
 """Roles of the norm gains that only folding reads."""
+
+BRANCH_SCALE = "branch_scale"
+"""Role of the vector that multiplies the branch outside, which only the scaled operator reads."""
+
+BESIDE = (*GAINS, BRANCH_SCALE)
+"""Roles that are no projection."""
 
 QK_NORMS = ("q_norm", "q_layernorm", "query_layernorm", "attn_q_norm", "q_ln")
 """Names, beside the projections, of a norm that queries pass within attention."""
@@ -38,11 +45,11 @@ QK_NORMS = ("q_norm", "q_layernorm", "query_layernorm", "attn_q_norm", "q_ln")
 class LayerPlan:
     """One block of attention: its sizes and the tensors that hold it.
 
-    ``tensors`` maps a role (those of ``Projections.roles``, and of ``GAINS`` where they are to be
-    folded) to a tensor name. ``pruned`` lists heads the checkpoint has removed; the other sizes
+    ``tensors`` maps a role (those of ``Projections.roles``, and of ``BESIDE`` where they are to be
+    multiplied in) to a tensor name. ``pruned`` lists heads the checkpoint has removed; the other sizes
     count them. ``pieces`` names what lies between a token and a head's output besides ``T``, and
     ``multiplier`` what the branch is multiplied with outside; ``layer_scale`` is the tensor of a
-    vector that does the same.
+    vector that does the same, or of a number whose hyperbolic tangent does where ``gated``.
     """
 
     stack: str
@@ -59,6 +66,7 @@ class LayerPlan:
     value_scale: float = 1.0
     multiplier: float = 1.0
     layer_scale: str | None = None
+    gated: bool = False
 
     @property
     def n_heads(self) -> int:
@@ -144,7 +152,7 @@ class Plan:
     @property
     def source_dtype(self) -> str:
         """Storage types of the projections, joined by ``+``."""
-        gains = {name for layer in self.layers for role, name in layer.tensors.items() if role in GAINS}
+        gains = {name for layer in self.layers for role, name in layer.tensors.items() if role in BESIDE}
         return "+".join(sorted({tensor.dtype for tensor in self.tensors if tensor.name not in gains}))
 
 
@@ -155,12 +163,12 @@ def plan_checkpoint(
 
     Args:
         checkpoint: an open checkpoint.
-        operators: operator variants; ``folded`` adds the norm gains.
+        operators: operator variants; ``folded`` adds the norm gains, ``scaled`` also layer scales.
         family: a ``model_type`` to assume, for a configuration that lacks one.
 
     Raises:
         CheckpointError: unknown family, quantised weights, no attention found, shapes that
-            contradict the configuration, or a folded operator the architecture does not have.
+            contradict the configuration, or a folded or scaled operator the architecture does not have.
     """
     recognition = without_absent_stacks(checkpoint, recognise(checkpoint, family))
     for stack in recognition.stacks:
@@ -185,6 +193,14 @@ def plan_checkpoint(
         skipped += planned.skipped
         ignored |= {prefix + stack.family.block: prefix for prefix in planned.ignored}
         own.add(planned.prefix + stack.family.block)
+    if "scaled" in operators and all(layer.multiplier == 1 and layer.layer_scale is None for layer in layers):
+        raise CheckpointError(
+            f"{recognition.stacks[0].family.model_type} has no scaled operator",
+            where=checkpoint.source,
+            expected="a number or a vector that multiplies what attention writes, outside its module",
+            found="none" if all(stack.norms_known for stack in recognition.stacks) else "a family read by its shapes",
+            remedy="use --operator raw or folded",
+        )
     left_aside = sorted({prefix for path, prefix in ignored.items() if path not in own})
     return Plan(checkpoint, recognition, tuple(operators), tuple(layers), tuple(skipped), tuple(left_aside))
 
@@ -256,7 +272,7 @@ def _plan_layer(
     family = stack.family
     tensors = {role: f"{block.name(name)}.weight" for role, name in block.projections.roles.items()}
     feeding = family.feeding if family.feeding is not None and number >= family.feeding.first_layer else None
-    if "folded" in operators:
+    if not {"folded", "scaled"}.isdisjoint(operators):
         for role, norm in zip(GAINS, (feeding, family.source, family.branch), strict=True):
             names = norm.names(block.prefix, block.path, block.layer, block.inner) if norm is not None else []
             if names:
@@ -264,6 +280,8 @@ def _plan_layer(
     multiplier, scale = family.multiplier, None
     if multiplier is not None and multiplier.gain and block.name(multiplier.gain) in checkpoint:
         scale = block.name(multiplier.gain)
+        if "scaled" in operators:
+            tensors[BRANCH_SCALE] = scale
     plan = LayerPlan(
         stack.name,
         number,
@@ -279,6 +297,7 @@ def _plan_layer(
         scalar(checkpoint, stack, family.value_scale),
         branch_multiplier(checkpoint, stack, multiplier, extent.layers),
         scale,
+        multiplier is not None and multiplier.gated,
     )
     _check_tensors(checkpoint, plan)
     return plan
@@ -355,6 +374,7 @@ def expected_shapes(plan: LayerPlan) -> dict[str, tuple[int, ...]]:
         "feeding_norm": (sizes.d_model,),
         "branch_norm": (sizes.d_model,),
         "source_norm": (sizes.d_source,),
+        BRANCH_SCALE: (1,) if plan.gated else (sizes.d_model,),
     }
 
 

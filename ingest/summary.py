@@ -139,11 +139,11 @@ def _multipliers(layers: Iterable[LayerPlan]) -> list[str]:
     """What values and the branch are multiplied with."""
     lines = [f"values times {layer.value_scale:g}, in T" for layer in layers if layer.value_scale != 1]
     lines += [
-        f"the branch times {layer.multiplier:g}, recorded and not in T" for layer in layers if layer.multiplier != 1
+        f"the branch times {layer.multiplier:g}, in T only where scaled" for layer in layers if layer.multiplier != 1
     ]
     scales = [layer.layer_scale for layer in layers if layer.layer_scale is not None]
     if scales:
-        lines.append(f"the branch is scaled by {scales[0]} and its like; recorded and not in T")
+        lines.append(f"the branch is scaled by {scales[0]} and its like; in T only where scaled")
     return list(dict.fromkeys(lines))
 
 

@@ -166,7 +166,7 @@ TOWERS: tuple[Family, ...] = (
         stack="vision_global",
         block="global_transformer.layers.{layer}.",
         keys=replace(MLLAMA_VISION.keys, depth=("num_global_layers",)),
-        multiplier=Multiplier(gain="gate_attn"),
+        multiplier=Multiplier(gain="gate_attn", gated=True),
     ),
     BLIP2_VISION,
     BLIP2_QFORMER,
@@ -192,10 +192,9 @@ TOWERS: tuple[Family, ...] = (
         stack="cross",
         projections=(Projections("cross_attn.o_proj", "cross_attn.q_proj", "cross_attn.k_proj", "cross_attn.v_proj"),),
         two_spaces=True,
-        multiplier=Multiplier(gain="cross_attn_attn_gate"),
+        multiplier=Multiplier(gain="cross_attn_attn_gate", gated=True),
     ),
 )
-"""Mllama's gates are one number each, whose hyperbolic tangent multiplies the branch."""
 
 _CLIP_BESIDE_LLAMA = {"text_config": "llama", "vision_config": "clip_vision_model"}
 _OMNI = {

@@ -89,7 +89,7 @@ class Atlas:
         Args:
             model: name of the model.
             name: an array such as ``core`` (layer, head, d_head, d_head) or ``sigma``.
-            operator: raw or folded.
+            operator: raw, folded or scaled.
             stack: which attention; needed where the model has several.
             layer: one layer only; drops that axis.
             head: one head only, with ``layer``; drops that axis.

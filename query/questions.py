@@ -101,7 +101,7 @@ def closure(
         threshold: closure at or above which a head is strong, 0 to 1.
         by: ``model``, ``layer``, or ``head`` for every head at or above the threshold.
         models: names to keep; all when None.
-        operator: raw or folded; each on its own rows when None.
+        operator: raw, folded or scaled; each on its own rows when None.
     """
     order = {
         "model": ("closure_by_model($threshold)", "model, operator DESC, stack"),
@@ -150,7 +150,7 @@ def null(
         kind: ``scramble``, which has to be drawn first, or ``mismatch``.
         by: ``model``, ``layer`` or ``head``.
         models: names to keep; all when None.
-        operator: raw or folded; each on its own rows when None.
+        operator: raw, folded or scaled; each on its own rows when None.
     """
     order = {
         "model": ("null_by_model()", "model, operator DESC, stack"),
@@ -188,7 +188,7 @@ def trajectory(
         by: ``step`` for medians of the finally strong heads and the others, ``head`` for the onset of
             every head, ``all`` for every head at every step.
         lineages: runs to keep; all when None.
-        operator: raw or folded; each on its own rows when None.
+        operator: raw, folded or scaled; each on its own rows when None.
     """
     order = {
         "step": ("trajectory_by_step($threshold)", "lineage, operator DESC, stack, cohort, step"),

@@ -16,7 +16,7 @@ import torch
 from ingest.factors import LayerDigests, ModelHashes, model_hashes
 from ingest.family import PIECES, Norm
 from ingest.pipeline import ComputeSettings, hash_layers, measure
-from ingest.plan import GAINS, LayerPlan, Operator, Plan
+from ingest.plan import BESIDE, LayerPlan, Operator, Plan
 from stats.errors import StoreError
 from store.arrays import StackWriter, write_group
 from store.atlas import AtlasStore, StoredModel, array_group_name
@@ -101,15 +101,15 @@ def _missing_operators(plan: Plan, stored: StoredModel, progress: Progress) -> t
         layers.append(digests)
         progress("comparing with the store", len(layers), len(plan.layers))
     hashes = model_hashes(layers)
-    folded = stored.gain_hash.get("folded") if "folded" in plan.operators else None
+    gains = {name: found for name, found in hashes.gains.items() if stored.gain_hash.get(name) is not None}
     same = (hashes.content, hashes.query_key) == (stored.content_hash, stored.qk_hash)
-    if not same or folded not in (None, hashes.gains):
+    if not same or any(stored.gain_hash[name] != found for name, found in gains.items()):
         raise StoreError(
             f"the store already has a model named {stored.model!r} with other weights",
             where=plan.checkpoint.source,
             expected=f"content {stored.content_hash[:16]}, query-key {stored.qk_hash[:16]}",
             found=f"content {hashes.content[:16]}, query-key {hashes.query_key[:16]}"
-            + (", other norm gains" if same else ""),
+            + (", other norm gains or scales" if same else ""),
             remedy=OTHER_NAME,
         )
     return tuple(operator for operator in plan.operators if operator not in stored.gain_hash)
@@ -161,7 +161,7 @@ def _publish(
         "libraries": numerical_libraries(),
     }
     for operator in plan.operators:
-        write_group(staging / operator, run | {"gain_hash": hashes.gains if operator == "folded" else None})
+        write_group(staging / operator, run | {"gain_hash": hashes.gains.get(operator)})
     with store.write_lock():
         models = store.models()
         stored = models.get(identity.model)
@@ -217,7 +217,7 @@ def _model_facts(plan: Plan, identity: Identity, digests: list[LayerDigests], ha
     """Attributes of the model's group: what is true whichever operators are measured."""
     checkpoint, layers = plan.checkpoint, plan.layers
     parameters = sum(
-        checkpoint.header(name).numel for layer in layers for role, name in layer.tensors.items() if role not in GAINS
+        checkpoint.header(name).numel for layer in layers for role, name in layer.tensors.items() if role not in BESIDE
     )
 
     def uniform(name: str) -> int | None:

@@ -45,7 +45,8 @@ MODEL = Column("model", "VARCHAR", "what the user called the model; unique")
 OPERATOR = Column(
     "operator",
     "VARCHAR",
-    "raw: weights as stored; folded: the norm in front of attention, and a gain on its output, multiplied in",
+    "raw: weights as stored; folded: the norm in front of attention, and a gain on its output, multiplied in; "
+    "scaled: also what multiplies the branch outside",
 )
 STACK = Column("stack", "VARCHAR", "which attention of the model: decoder, encoder, cross, text, vision, audio, ...")
 LAYER = Column("layer", "INTEGER", "layer number in the checkpoint, from 0")
@@ -83,7 +84,7 @@ MODEL_FACTS = (
 """What is true of a model whichever operators are measured; attributes of its array group."""
 
 RUN_FACTS = (
-    Column("gain_hash", "VARCHAR", "SHA-256 of the norm gains that were folded in; NULL for raw"),
+    Column("gain_hash", "VARCHAR", "SHA-256 of the gains and scales that were multiplied in; NULL for raw"),
     Column("bytes_read", "BIGINT", "stored size of the attention tensors and gains that were read, in bytes"),
     Column("device", "VARCHAR", "device the tall products ran on"),
     Column("compute_dtype", "VARCHAR", "dtype of the tall products; small matrices are float64"),
@@ -141,8 +142,14 @@ TABLES: tuple[Table, ...] = (
             Column("sub_norm", "BOOLEAN", "a norm over all heads lies in front of W_O; T leaves it out"),
             Column("qk_norm", "BOOLEAN", "queries and keys pass a norm; the table qk has them before that"),
             Column("neutralised", "VARCHAR", "which of these T leaves out; NULL where it leaves out nothing"),
-            Column("multiplier", "DOUBLE", "scalar on the branch outside the attention module; no part of T"),
-            Column("layer_scale", "VARCHAR", "tensor that scales the branch by coordinate; no part of T; NULL if none"),
+            Column(
+                "multiplier", "DOUBLE", "scalar on the branch outside the module; part of T in scaled only"
+            ),
+            Column(
+                "layer_scale",
+                "VARCHAR",
+                "tensor that scales the branch; part of T in scaled only; NULL if none",
+            ),
             Column(
                 "content_hash",
                 "VARCHAR",

@@ -207,6 +207,21 @@ def test_multipliers_are_those_of_the_running_layer(name: str, subject: Callable
 
 
 @every_variant
+def test_scaled_operators_contain_what_multiplies_the_branch(name: str, subject: Callable[[str], Subject]) -> None:
+    saved = subject(name)
+    ones = torch.ones(WIDTH, dtype=torch.float64)
+    multipliers = [ones if block.multiplier is None else block.multiplier for block in saved.blocks]
+    if all(torch.allclose(vector, ones, rtol=1e-6) for vector in multipliers):
+        with pytest.raises(CheckpointError, match="has no scaled operator"):
+            plan(saved.folder, "scaled")
+        return
+    for (ov, qk), block, vector in zip(saved.measured("scaled"), saved.blocks, multipliers, strict=True):
+        folded_ov, folded_qk = block.folded()
+        assert largest_error(ov, vector[:, None] * folded_ov).max() < ROUNDED
+        assert misalignment(qk, folded_qk).max() < ROUNDED
+
+
+@every_variant
 def test_shifted_heads_are_noticed(name: str, subject: Callable[[str], Subject]) -> None:
     for (ov, qk), block in zip(subject(name).measured("raw"), subject(name).blocks, strict=True):
         assert largest_error(ov.roll(1, 0), block.ov).min() > 0.1

@@ -118,7 +118,9 @@ def model_of(folder: Path) -> checkpoints.Model:
 
 
 def hashes(planned: Plan) -> ModelHashes:
-    return model_hashes([layer_digests(read_weights(planned.checkpoint, layer)) for layer in planned.layers])
+    return model_hashes(
+        [layer_digests(read_weights(planned.checkpoint, layer), layer, planned.operators) for layer in planned.layers]
+    )
 
 
 @pytest.mark.parametrize("name", SOME)

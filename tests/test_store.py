@@ -156,6 +156,29 @@ def test_a_change_in_a_folded_gain_is_other_content(store_path: Path, tmp_path: 
         ingest_into(store_path, other, "llama", ("raw", "folded"))
 
 
+def test_a_scaled_operator_is_known_by_its_multiplier(tmp_path: Path) -> None:
+    model = checkpoints.llama(layers=2, model_type="granite").configured(residual_multiplier=0.25)
+    source = checkpoints.save_safetensors(model, tmp_path / "granite")
+    store = tmp_path / "atlas"
+    ingest_into(store, source, "granite", ("raw", "folded"))
+    assert ingest_into(store, source, "granite", ("scaled",)).operators == ("scaled",)
+    assert ingest_into(store, source, "granite", ("raw", "folded", "scaled")).action == "unchanged"
+    with open_atlas(store) as atlas:
+        heads = atlas.table("heads").collect()
+        gains = dict(atlas.sql("SELECT operator, gain_hash FROM operators").rows())
+    folded, scaled = (heads.filter(operator=operator) for operator in ("folded", "scaled"))
+    np.testing.assert_allclose(scaled["alpha"], 0.25 * folded["alpha"], rtol=1e-12)
+    np.testing.assert_allclose(scaled["norm"], 0.25 * folded["norm"], rtol=1e-12)
+    np.testing.assert_allclose(scaled["closure"], folded["closure"], rtol=1e-10)
+    assert len(set(gains.values())) == 3
+    other = checkpoints.save_safetensors(model.configured(residual_multiplier=0.5), tmp_path / "other")
+    assert ingest_into(store, other, "granite", ("raw", "folded")).action == "unchanged"
+    with pytest.raises(StoreError, match="norm gains or scales"):
+        ingest_into(store, other, "granite", ("scaled",))
+    rebuild(AtlasStore.open(store))
+    assert list(verify(AtlasStore.open(store))) == []
+
+
 def test_a_missing_operator_is_added(tmp_path: Path, llama_directory: Path, store_path: Path) -> None:
     separate = tmp_path / "separate"
     ingest_into(separate, llama_directory, "llama", ("folded",))

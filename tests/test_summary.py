@@ -87,8 +87,8 @@ def test_what_surrounds_the_heads_is_said(tmp_path: Path) -> None:
     (stack,) = plan_summary(replace(plan, layers=layers))["stacks"]
     assert stack["multiplier"] == [
         "values times 2, in T",
-        "the branch times 0.5, recorded and not in T",
-        "the branch is scaled by scale and its like; recorded and not in T",
+        "the branch times 0.5, in T only where scaled",
+        "the branch is scaled by scale and its like; in T only where scaled",
     ]
     assert stack["between_token_and_output"] == [
         "output_gate: each token multiplies what its heads read by a gate; left out of T",

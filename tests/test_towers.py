@@ -374,3 +374,25 @@ def invoke(*arguments: object) -> str:
     result = CliRunner().invoke(cli.main, [str(argument) for argument in arguments])
     assert result.exit_code == 0, result.output
     return result.stdout
+
+
+def test_a_gate_multiplies_by_its_hyperbolic_tangent(tmp_path: Path) -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = random_model("mllama").double().eval()
+        (layer,) = model.model.vision_model.global_transformer.layers
+        torch.nn.init.constant_(layer.gate_attn, 0.7)
+        model.float().save_pretrained(tmp_path)
+        model.double()
+        tokens = torch.randn(1, 3, layer.hidden_size, dtype=torch.float64)
+    read, written = [], []
+    layer.self_attn.register_forward_hook(lambda module, given, result: written.append(result[0]))
+    layer.post_attention_layernorm.register_forward_pre_hook(lambda module, given: read.append(given[0]))
+    with torch.no_grad():
+        layer(tokens, None)
+    added = read[0] - tokens
+    planned = plan(tmp_path, "scaled")
+    folded, scaled = (operators_of(planned, operator, "vision_global") for operator in ("folded", "scaled"))
+    factor = (added / written[0]).mean()
+    torch.testing.assert_close(added, factor * written[0])
+    torch.testing.assert_close(scaled[0][0], factor * folded[0][0], rtol=1e-6, atol=1e-9)
