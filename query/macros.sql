@@ -230,10 +230,10 @@ SELECT
     count(*) FILTER (capacities.closure >= threshold) AS feasible,
     count(*) FILTER (heads.closure >= threshold) AS attained,
     median(attainment) AS attainment_median,
-    any_value(feasible_layers) AS feasible_layers,
+    any_value(layers.feasible_layers) AS feasible_layers,
     any_value(layers.layers) AS layers,
-    any_value(lowest_layer_maximum) AS lowest_layer_maximum,
-    any_value(lowest_layer_median) AS lowest_layer_median
+    any_value(layers.lowest_layer_maximum) AS lowest_layer_maximum,
+    any_value(layers.lowest_layer_median) AS lowest_layer_median
 FROM capacities
 JOIN heads USING (model, operator, stack, layer, head)
 JOIN layers USING (model, operator, stack, method)
@@ -265,17 +265,17 @@ WITH steps AS (
     WHERE lineage IS NOT NULL AND step IS NOT NULL
 ),
 final AS (
-    SELECT lineage, operator, stack, layer, head, closure >= threshold AS strong
-    FROM heads JOIN steps USING (model) WHERE step = last_step
+    SELECT steps.lineage, operator, stack, layer, head, closure >= threshold AS strong
+    FROM heads JOIN steps USING (model) WHERE steps.step = steps.last_step
 )
 SELECT
-    lineage,
-    operator,
-    stack,
-    step,
-    model,
-    layer,
-    head,
+    steps.lineage,
+    heads.operator,
+    heads.stack,
+    steps.step,
+    heads.model,
+    heads.layer,
+    heads.head,
     heads.label,
     CASE WHEN final.strong THEN 'final strong' ELSE 'others' END AS cohort,
     heads.closure,
@@ -291,14 +291,16 @@ SELECT
     heads.copying
 FROM heads
 JOIN steps USING (model)
-JOIN final USING (lineage, operator, stack, layer, head)
+JOIN final
+    ON (final.lineage, final.operator, final.stack, final.layer, final.head)
+     = (steps.lineage, heads.operator, heads.stack, heads.layer, heads.head)
 LEFT JOIN capacities
     ON (capacities.model, capacities.operator, capacities.stack, capacities.layer, capacities.head)
      = (heads.model, heads.operator, heads.stack, heads.layer, heads.head) AND method = 'assignment'
 LEFT JOIN nulls
     ON (nulls.model, nulls.operator, nulls.stack, nulls.layer, nulls.head)
      = (heads.model, heads.operator, heads.stack, heads.layer, heads.head) AND kind = 'scramble'
-ORDER BY lineage, operator, stack, layer, head, step;
+ORDER BY steps.lineage, heads.operator, heads.stack, heads.layer, heads.head, steps.step;
 
 CREATE TEMP MACRO trajectory_by_step(threshold) AS TABLE
 SELECT
@@ -366,6 +368,93 @@ WHERE (coalesce(one.step, 0), one.model) > (coalesce(other.step, 0), other.model
 GROUP BY mine.stack, one.lineage, one.model, other.model, one.content_hash, other.content_hash
 ORDER BY one.lineage, one.model, other.model;
 
+CREATE TEMP MACRO isometry_by_depth(bins) AS TABLE
+WITH placed AS (
+    SELECT
+        model, operator, stack, layer, isometry, d_model, d_head,
+        coalesce(layer / nullif(max(layer) OVER (PARTITION BY model, operator, stack), 0), 0) AS depth
+    FROM heads
+    WHERE bins >= 1
+),
+binned AS (
+    SELECT *, bin / bins AS depth_from, (bin + 1) / bins AS depth_to
+    FROM (SELECT *, least(floor(depth * bins), bins - 1)::INTEGER AS bin FROM placed)
+)
+SELECT
+    model,
+    operator,
+    stack,
+    bin,
+    any_value(depth_from) AS depth_from,
+    any_value(depth_to) AS depth_to,
+    count(DISTINCT layer) AS layers,
+    count(isometry) AS heads,
+    median(isometry) AS median,
+    quantile_cont(isometry, 0.25) AS q25,
+    quantile_cont(isometry, 0.75) AS q75,
+    CASE WHEN min(d_model) = max(d_model) THEN min(d_model) END AS d_model,
+    CASE WHEN min(d_head) = max(d_head) THEN min(d_head) END AS d_head
+FROM binned
+GROUP BY model, operator, stack, bin
+ORDER BY model, operator, stack, bin;
+
+CREATE TEMP MACRO isometry_by_model() AS TABLE
+SELECT
+    heads.model,
+    heads.operator,
+    heads.stack,
+    count(heads.isometry) AS heads,
+    median(heads.isometry) AS isometry,
+    median(heads.participation) AS participation,
+    median(heads.cos_mean) AS cos_mean,
+    CASE WHEN min(heads.d_model) = max(heads.d_model) THEN min(heads.d_model) END AS d_model,
+    CASE WHEN min(heads.d_head) = max(heads.d_head) THEN min(heads.d_head) END AS d_head,
+    count(DISTINCT heads.layer) AS n_layers,
+    any_value(models.attention_parameters) AS attention_parameters,
+    any_value(models.total_parameters) AS total_parameters
+FROM heads
+JOIN models ON heads.model = models.model
+GROUP BY heads.model, heads.operator, heads.stack
+ORDER BY heads.model, heads.operator, heads.stack;
+
+CREATE TEMP MACRO query_key_by_model() AS TABLE
+SELECT
+    qk.model,
+    qk.operator,
+    qk.stack,
+    count(participation_q / participation_k) AS heads,
+    median(participation_q) AS participation_q,
+    median(participation_k) AS participation_k,
+    median(participation_q / participation_k) AS q_over_k,
+    count(*) FILTER (participation_q > participation_k) / nullif(count(participation_q / participation_k), 0)
+        AS q_larger,
+    median(symmetric_share) AS symmetric_share,
+    median(cos_mean) AS cos_mean,
+    CASE WHEN min(d_model) = max(d_model) THEN min(d_model) END AS d_model,
+    CASE WHEN min(d_key) = max(d_key) THEN min(d_key) END AS d_key
+FROM qk
+JOIN layers ON (qk.model, qk.stack, qk.layer) = (layers.model, layers.stack, layers.layer)
+GROUP BY qk.model, qk.operator, qk.stack
+ORDER BY qk.model, qk.operator, qk.stack;
+
+CREATE TEMP MACRO query_key_by_layer() AS TABLE
+SELECT
+    model,
+    operator,
+    stack,
+    layer,
+    count(participation_q / participation_k) AS heads,
+    median(participation_q) AS participation_q,
+    median(participation_k) AS participation_k,
+    median(participation_q / participation_k) AS q_over_k,
+    count(*) FILTER (participation_q > participation_k) / nullif(count(participation_q / participation_k), 0)
+        AS q_larger,
+    median(symmetric_share) AS symmetric_share,
+    median(cos_mean) AS cos_mean
+FROM qk
+GROUP BY model, operator, stack, layer
+ORDER BY model, operator, stack, layer;
+
 COMMENT ON MACRO TABLE closure_by_model IS 'share of heads at or above a closure threshold, by model';
 COMMENT ON MACRO TABLE closure_by_layer IS 'closure by layer, with each layer''s strongest head';
 COMMENT ON MACRO TABLE mismatch_by_model IS 'closure of O_i V_j^T over heads of one layer that do not share values';
@@ -383,3 +472,7 @@ COMMENT ON MACRO TABLE lineage_heads IS 'every head at every step of a training 
 COMMENT ON MACRO TABLE trajectory_by_step IS 'medians over training steps, for finally strong heads and the others';
 COMMENT ON MACRO TABLE onsets IS 'first step from which on a head stays at or above the threshold';
 COMMENT ON MACRO TABLE repeated_layers IS 'layers whose values and outputs two checkpoints share exactly';
+COMMENT ON MACRO TABLE isometry_by_depth IS 'scaled isometry by relative depth, layer over last layer, in equal bins';
+COMMENT ON MACRO TABLE isometry_by_model IS 'medians of scaled isometry, participation and cosine beside sizes';
+COMMENT ON MACRO TABLE query_key_by_model IS 'medians of the query-key form; q_over_k and q_larger are head by head';
+COMMENT ON MACRO TABLE query_key_by_layer IS 'medians of the query-key form by layer; q_over_k and q_larger are head by head';

@@ -238,10 +238,30 @@ def rate_interval(heads: ClusteredHeads, level: float = 0.95) -> Interval:
     degrees = n_clusters - len(np.unique(stratum))
     if degrees == 0:
         return Interval(rate, np.nan, np.nan, n_heads, n_clusters)
-    effect = _kish_size(cluster) if rate in (0.0, 1.0) else design_effect(heads)
+    effect = rate_design_effect(heads)
     quantile = scipy.stats.t.isf((1 - level) / 2, degrees)
     low, high = _wilson(np.array(rate), np.array(n_heads / effect), quantile)
     return Interval(rate, float(low), float(high), n_heads, n_clusters)
+
+
+def rate_difference_interval(first: ClusteredHeads, second: ClusteredHeads, level: float = 0.95) -> Interval:
+    """Interval for the share of the first heads with a property less that of the second.
+
+    Each share's own ``rate_interval`` is combined by the method of variance estimates recovery (Newcombe
+    1998, method 10; Zou and Donner 2008), so that two rates of 0 still leave a difference possible. The
+    two must not share models; values and degenerate cases as in ``rate_interval``.
+    """
+    own, other = rate_interval(first, level), rate_interval(second, level)
+    difference = own.estimate - other.estimate
+    below = np.hypot(own.estimate - own.low, other.high - other.estimate)
+    above = np.hypot(own.high - own.estimate, other.estimate - other.low)
+    return Interval(
+        difference,
+        float(difference - below),
+        float(difference + above),
+        own.n_heads + other.n_heads,
+        own.n_clusters + other.n_clusters,
+    )
 
 
 def intra_cluster_correlation(heads: ClusteredHeads) -> float:
@@ -283,6 +303,18 @@ def design_effect(heads: ClusteredHeads) -> float:
         return 1.0
     correlation = intra_cluster_correlation(heads)
     return 1 + (typical - 1) * max(0.0, correlation) if np.isfinite(correlation) else np.nan
+
+
+def rate_design_effect(heads: ClusteredHeads) -> float:
+    """The design effect behind ``rate_interval``, at least 1; heads (head,) as there.
+
+    It is ``design_effect``, and where all heads agree, so that their correlation is unknown, the size of
+    the cluster in which a head finds itself on average: one head a cluster. NaN without heads, and where
+    heads differ but no stratum has two clusters.
+    """
+    value, cluster, _ = _in_order(heads)
+    agree = len(value) > 0 and bool((value == value[0]).all())
+    return _kish_size(cluster) if agree else design_effect(heads)
 
 
 def effective_size(heads: ClusteredHeads) -> float:

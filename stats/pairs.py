@@ -85,13 +85,15 @@ def _range_angles(basis: Tensor, kv_head: Tensor) -> tuple[Tensor, Tensor]:
     """Smallest and largest principal angle (head, head) between what two heads of a group write to.
 
     NaN for heads of different groups. Angles below pi/4 come from sines and the others from cosines,
-    as in Knyazev and Argentati 2002: the arccosine of a cosine near 1 is wrong by 1e-8.
+    as in Knyazev and Argentati 2002: the arccosine of a cosine near 1 is wrong by 1e-8. Two ranges have
+    as many angles as the smaller has dimensions; its sines are those of what lies outside the other.
 
     Args:
-        basis: ``Q_O^T`` (head, d_head, d_model).
+        basis: ``Q_O^T`` (head, d_head, d_model), with zero rows beyond a head's rank.
         kv_head: (head,) group of each head.
     """
     n_heads = len(kv_head)
+    rank = (basis.square().sum(-1) > 0.5).sum(-1)
     smallest = torch.full((n_heads, n_heads), torch.nan, dtype=torch.float64, device=basis.device)
     largest = smallest.clone()
     for head in range(n_heads):
@@ -102,12 +104,18 @@ def _range_angles(basis: Tensor, kv_head: Tensor) -> tuple[Tensor, Tensor]:
             continue
         overlap = overlaps(basis[head], basis[others])
         cosine = torch.linalg.svdvals(overlap).clamp(max=1.0)
-        low, high = cosine[:, 0].acos(), cosine[:, -1].acos()
+        last = torch.minimum(rank[head], rank[others]).clamp(min=1) - 1
+        furthest = cosine.gather(1, last[:, None])[:, 0]
+        low, high = cosine[:, 0].acos(), furthest.acos()
         for place in torch.nonzero(cosine[:, 0].square() > 0.5).flatten().tolist():
-            outside = basis[others[place]].double() - (basis[head].double().mT @ overlap[place]).mT
+            own, other = basis[head].double(), basis[others[place]].double()
+            if rank[head] < rank[others[place]]:
+                outside = own - overlap[place] @ other
+            else:
+                outside = other - overlap[place].mT @ own
             sine = torch.linalg.svdvals(outside).clamp(max=1.0)
-            low[place] = sine[-1].asin()
-            if cosine[place, -1].square() > 0.5:
+            low[place] = sine[last[place]].asin()
+            if furthest[place].square() > 0.5:
                 high[place] = sine[0].asin()
         smallest[head, others], smallest[others, head] = low, low
         largest[head, others], largest[others, head] = high, high

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import numpy as np
 import torch
 import zarr
@@ -25,9 +26,10 @@ from stats.refinement import Orientation, haar_start, refine_assignment, refine_
 from stats.registry import CAPACITY_STATISTICS, NULL_STATISTICS, Statistic
 from stats.scramble import draws_per_pair, scramble_draws, scramble_summary
 from stats.tail import closed_form_p, closed_form_trust, tail_p, tail_trust
+from store import catalogue
 from store.arrays import COMPRESSOR, read_stack, statistic_attributes, write_group
 from store.atlas import USER_KIND, AtlasStore, Derivation, StoredModel
-from store.integrity import publish_rows, seal
+from store.integrity import publish_rows, seal, sealed_units
 from store.user_statistics import UserStatistic, compute
 from store.version import numerical_libraries, tool_version
 
@@ -192,22 +194,32 @@ def derive_user_statistics(store: AtlasStore, models: Sequence[str], declared: S
 def remove_user_statistic(store: AtlasStore, name: str) -> list[str]:
     """Take a user's statistic out of the store; returns the models that had it.
 
+    The catalogue lets go of it first, for all models at once, then its arrays go: whoever reads meanwhile
+    has all of it or nothing. What a crash leaves is sealed and whole; removing again takes it away, too.
+
     Raises:
-        StoreError: no model has it.
+        StoreError: no model has it, or the catalogue cannot be written.
     """
+    kind = USER_KIND + name
     with store.write_lock():
-        having = []
-        for model, stored in store.models().items():
-            units = [unit for unit, (_, made) in stored.derivations.items() if made.kind == USER_KIND + name]
-            if units:
-                for unit in units:
-                    store.manifest_path(stored.array_group, unit).unlink(missing_ok=True)
-                publish_rows(store, model, stored.array_group)
-                for unit in units:
-                    store.drop_unit(stored.array_group, unit)
-                having.append(model)
+        models, sealed = store.models(), sealed_units(store)
+        units = {
+            model: {unit for unit in (*sealed.get(stored.array_group, []), *stored.derivations) if _kind(unit) == kind}
+            for model, stored in models.items()
+        }
+        having = [model for model, own in units.items() if own]
+        if having:
+
+            def apply(connection: duckdb.DuckDBPyConnection) -> None:
+                connection.execute("DELETE FROM derivations WHERE kind = ?", [kind])
+                catalogue.drop_unused_columns(connection, USER_KIND)
+
+            catalogue.change(store.catalogue_path, apply)
+        for model in having:
+            for unit in units[model]:
+                store.drop_unit(models[model].array_group, unit)
     if not having:
-        kinds = {made.kind for stored in store.models().values() for _, made in stored.derivations.values()}
+        kinds = {made.kind for stored in models.values() for _, made in stored.derivations.values()}
         mine = sorted(kind.removeprefix(USER_KIND) for kind in kinds if kind.startswith(USER_KIND))
         raise StoreError(
             f"no statistic of your own named {name!r}",
@@ -216,6 +228,11 @@ def remove_user_statistic(store: AtlasStore, name: str) -> list[str]:
             found=name,
         )
     return having
+
+
+def _kind(unit: str) -> str:
+    """The kind of a derivation, from the name that ``_publish`` gives its unit."""
+    return unit.rsplit("-", 2)[0]
 
 
 def _scramble(

@@ -20,6 +20,7 @@ from stats.inference import (
     difference_interval,
     effective_size,
     intra_cluster_correlation,
+    rate_design_effect,
     rate_interval,
     superiority_interval,
     weighted_mean,
@@ -417,3 +418,18 @@ def test_refuses_what_makes_no_sense() -> None:
             cluster_interval(heads, weighted_mean, level=level)
         with pytest.raises(HeadatlasError, match="write 95% as"):
             wilson_interval(0.5, 10, level=level)
+
+
+def test_the_design_effect_of_a_rate_is_the_one_its_interval_has() -> None:
+    """Wilson's interval at heads over the effect, with Student's quantile, is ``rate_interval``."""
+    layer = np.repeat(np.arange(8), [2, 3, 4, 5, 6, 7, 8, 9])
+    for value in (np.arange(44) % 3 == 0, layer < 4, np.zeros(44), np.ones(44)):
+        heads = ClusteredHeads(value, layer)
+        effect = rate_design_effect(heads)
+        confidence = 2 * scipy.stats.norm.cdf(scipy.stats.t.isf(0.025, 7)) - 1
+        low, high = wilson_interval(value.mean(), 44 / effect, confidence)
+        found = rate_interval(heads)
+        assert (found.low, found.high) == pytest.approx((float(low), float(high)), abs=1e-12)
+    assert effect == pytest.approx(sum(size**2 for size in range(2, 10)) / 44)
+    assert np.isnan(rate_design_effect(ClusteredHeads([], [])))
+    assert rate_design_effect(ClusteredHeads([True, True, np.nan], [0, 0, 0])) == 2

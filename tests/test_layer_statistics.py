@@ -319,3 +319,21 @@ def test_small_angles_between_ranges_keep_their_digits(tilt: float) -> None:
     assert measured["range_angle_max"][0, 1] == pytest.approx(tilt, rel=1e-6, abs=1e-13)
     assert measured["range_angle_min"][0, 1] == pytest.approx(0, abs=1e-13)
     np.testing.assert_array_equal(measured["range_angle_max"], measured["range_angle_max"].T)
+
+
+@pytest.mark.parametrize("ranks", [(5, 3), (3, 5), (3, 3), (5, 1), (1, 1)])
+@pytest.mark.parametrize("nearness", [0.02, 1.0])
+def test_angles_between_ranges_of_lower_rank(ranks: tuple[int, int], nearness: float) -> None:
+    generator = torch.Generator().manual_seed(7)
+    whole = torch.randn(24, 5, generator=generator, dtype=torch.float64)
+    ranges = [
+        whole[:, :rank] + nearness * torch.randn(24, rank, generator=generator, dtype=torch.float64) for rank in ranks
+    ]
+    mixing = [torch.randn(rank, 5, generator=generator, dtype=torch.float64) for rank in ranks]
+    output = torch.stack([kept @ mixed for kept, mixed in zip(ranges, mixing, strict=True)])
+    value, query, key = torch.randn(3, 24, 5, generator=generator, dtype=torch.float64)[:, None]
+    measured = measure([output, value, query.expand(2, -1, -1), key])
+    angles = scipy.linalg.subspace_angles(ranges[0].numpy(), ranges[1].numpy())
+    for name, expected in (("range_angle_min", angles.min()), ("range_angle_max", angles.max())):
+        assert measured[name][0, 1] == pytest.approx(expected, rel=1e-9)
+        assert measured[name][1, 0] == measured[name][0, 1]
