@@ -20,6 +20,8 @@ from stats.errors import CheckpointError
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ingest.safetensors_file import ByteSource
+
 ATTENTION = re.compile("attn|attention|mixer", re.IGNORECASE)
 """Modules that a base must have when an adapter changes them."""
 
@@ -80,6 +82,12 @@ class AdaptedCheckpoint(Checkpoint):
         own = () if change.saved else self.base.companions(name)
         return (*own, change.down, change.up) if change.down else own
 
+    def place(self, name: str) -> tuple[ByteSource, int] | None:
+        """Where the stored values of one tensor begin, or of one of ``companions``."""
+        change = self.changes.get(name)
+        own = change.saved if change is not None and change.saved else name
+        return self.adapter.file.place(own) if own in self.adapter.file.headers else self.base.place(name)
+
     def read(self, name: str) -> Tensor:
         """Values of one tensor as the adapter leaves them; a sum is in float64 and not rounded to storage."""
         change = self.changes.get(name)
@@ -117,6 +125,7 @@ def adapted(base: Checkpoint, adapter: Adapter, name: str) -> AdaptedCheckpoint:
         config=base.config,
         location=base.location,
         files=base.files,
+        transfers=base.transfers,
         base=base,
         adapter=adapter,
         changes=_changes_by_tensor(base, adapter),

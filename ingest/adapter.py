@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ingest.checkpoint import TensorFile
-from ingest.local import ADAPTER_CONFIG, ADAPTER_WEIGHTS, Folder, read_json
+from ingest.local import ADAPTER_CONFIG, ADAPTER_WEIGHTS, Folder
 from ingest.torch_file import TorchFile
 from stats.errors import CheckpointError
 
@@ -110,7 +110,7 @@ def read_adapter(folder: Folder) -> Adapter:
             found=", ".join(sorted(present)[:8]) or "nothing",
             remedy="leave out --base, or name the adapter's directory",
         )
-    config = read_json(folder.path(ADAPTER_CONFIG))
+    config = folder.json(ADAPTER_CONFIG)
     _refuse_other_methods(folder.location, config)
     file: TensorFile
     file = TorchFile(folder.path(weights)) if weights.endswith(".bin") else folder.safetensors(weights)

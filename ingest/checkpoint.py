@@ -12,6 +12,9 @@ from ingest.fp8 import FP8, block_size, dequantised, scale_of
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ingest.safetensors_file import ByteSource
+    from ingest.transfers import Transfers
+
 
 @dataclass(frozen=True, slots=True)
 class TensorHeader:
@@ -42,13 +45,16 @@ class TensorFile(Protocol):
     def read(self, name: str) -> Tensor:
         """The stored values on the CPU in a floating dtype, shaped as the header says."""
 
+    def place(self, name: str) -> tuple[ByteSource, int] | None:
+        """Bytes that hold the stored values and where in them they begin; None where that is not known."""
+
 
 @dataclass(slots=True)
 class Checkpoint:
     """Named tensors spread over files, and the configuration beside them.
 
     ``files`` opens lazily: only files that hold attention are ever touched. ``naming`` selects the
-    family table, ``transformers`` or ``gguf``.
+    family table, ``transformers`` or ``gguf``. ``transfers`` are those of the remote places it is read from.
     """
 
     source: str
@@ -59,6 +65,7 @@ class Checkpoint:
     location: Mapping[str, str]
     files: Mapping[str, TensorFile]
     revision: str | None = None
+    transfers: tuple[Transfers, ...] = ()
 
     def __contains__(self, name: str) -> bool:
         return name in self.location
@@ -78,6 +85,10 @@ class Checkpoint:
         if header.dtype not in FP8:
             return stored
         return dequantised(stored, self._stored(scale_of(self, header).name), block_size(self))
+
+    def place(self, name: str) -> tuple[ByteSource, int] | None:
+        """Where the stored values of one tensor begin, and in which bytes."""
+        return self.files[self.location[name]].place(name)
 
     def _stored(self, name: str) -> Tensor:
         return self.files[self.location[name]].read(name)

@@ -26,14 +26,14 @@ def gguf_parts(name: str) -> tuple[str, ...]:
     return tuple(f"{match['stem']}-{number:05d}{end}" for number in range(1, int(match["count"]) + 1))
 
 
-def open_gguf(location: str, name: str, present: Collection[str], path: Callable[[str], Path]) -> Checkpoint:
+def open_gguf(location: str, name: str, present: Collection[str], opened: Callable[[str], GgufFile]) -> Checkpoint:
     """Open a GGUF model; the metadata of its first file serves as the configuration, keys without the architecture.
 
     Args:
         location: what the checkpoint is called in messages.
         name: a plain file name; any part of a split model stands for all of it.
         present: files that are there.
-        path: where a file is.
+        opened: opens a file by its name.
 
     Raises:
         CheckpointError: a part is missing or belongs to another model, or the architecture is not named.
@@ -48,7 +48,7 @@ def open_gguf(location: str, name: str, present: Collection[str], path: Callable
             found=f"{len(names) - len(missing)} of {len(names)} parts",
             remedy="download every part into the same directory",
         )
-    files = {part: GgufFile(path(part)) for part in names}
+    files = {part: opened(part) for part in names}
     for number, part in enumerate(names):
         _check_part(f"{location}, {part}", files[part].metadata, number, len(names))
     metadata = files[names[0]].metadata

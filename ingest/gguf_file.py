@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ingest.checkpoint import TensorHeader
-from ingest.safetensors_file import MOST_AXES, LocalFile, truncated
+from ingest.safetensors_file import MOST_AXES, ByteSource, LocalFile, read_bytes, truncated
 from stats.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9
+FIRST_PIECE = 64 * 1024
+"""Bytes of the header that are fetched first; a vocabulary makes it longer by megabytes."""
+
 LONGEST_ARRAY_KEPT = 4096
 """Arrays longer than this are vocabularies and their scores; per-layer settings are shorter."""
 
@@ -48,16 +51,23 @@ def can_dequantize(dtype: str) -> bool:
 class _Cursor:
     """Sequential little-endian reads that know where the file ends."""
 
-    def __init__(self, buffer: mmap.mmap | bytes, name: str) -> None:
+    def __init__(self, buffer: mmap.mmap | bytes, name: str, size: int) -> None:
         self.buffer = buffer
         self.name = name
         self.position = 0
-        self.size = len(buffer)
+        self.size = size
+        self.there = len(buffer)
+
+    def need(self, last: int) -> None:
+        """Stop where bytes up to ``last`` are not in the file, or not in the buffer."""
+        if last > self.size:
+            raise truncated(self.name, last, self.size)
+        if last > self.there:
+            raise _ShortHeadError(last)
 
     def skip(self, count: int) -> int:
         start = self.position
-        if count < 0 or count > self.size - start:
-            raise truncated(self.name, start + count, self.size)
+        self.need(start + max(count, 0))
         self.position = start + count
         return start
 
@@ -71,22 +81,46 @@ class _Cursor:
         return self.buffer[start : start + length].decode("utf-8", errors="replace")
 
 
-class GgufFile:
-    """One GGUF file: metadata, tensor headers, and dequantised values."""
+class _ShortHeadError(Exception):
+    """The header goes on beyond the bytes that are there, at least up to ``last``."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._source = LocalFile(path)
+    def __init__(self, last: int) -> None:
+        super().__init__(last)
+        self.last = last
+
+
+class GgufFile:
+    """One GGUF file: metadata, tensor headers, and dequantised values.
+
+    Of a file that is not local, the header is read a piece at a time until it is complete.
+    """
+
+    def __init__(self, file: Path | ByteSource) -> None:
+        self._path = file if isinstance(file, Path) else None
+        self._source = LocalFile(file) if isinstance(file, Path) else file
+        self._name = self._source.name
 
     @cached_property
     def _parsed(self) -> tuple[dict[str, Any], dict[str, TensorHeader], dict[str, int]]:
         if self._source.size < 24:
-            raise truncated(str(self._path), 24, self._source.size)
+            raise truncated(self._name, 24, self._source.size)
+        if self._path is None:
+            return self._parse_piecewise()
         with (
             self._path.open("rb") as stream,
             mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
         ):
-            return self._parse(_Cursor(mapped, str(self._path)))
+            return self._parse(_Cursor(mapped, self._name, len(mapped)))
+
+    def _parse_piecewise(self) -> tuple[dict[str, Any], dict[str, TensorHeader], dict[str, int]]:
+        head, wanted = b"", FIRST_PIECE
+        while True:
+            wanted = min(wanted, self._source.size)
+            head += read_bytes(self._source, len(head), wanted - len(head))
+            try:
+                return self._parse(_Cursor(head, self._name, self._source.size))
+            except _ShortHeadError as more:
+                wanted = max(more.last, len(head) + len(head) // 4)
 
     def _parse(self, cursor: _Cursor) -> tuple[dict[str, Any], dict[str, TensorHeader], dict[str, int]]:
         magic = cursor.buffer[cursor.skip(4) : 4]
@@ -107,8 +141,8 @@ class GgufFile:
         for name, shape, type_number, offset in records:
             dtype, nbytes = self._stored_size(name, shape, type_number)
             if start + offset + nbytes > cursor.size:
-                raise truncated(f"{self._path}, tensor {name}", start + offset + nbytes, cursor.size)
-            headers[name] = TensorHeader(name, shape, dtype, nbytes, str(self._path))
+                raise truncated(f"{self._name}, tensor {name}", start + offset + nbytes, cursor.size)
+            headers[name] = TensorHeader(name, shape, dtype, nbytes, self._name)
             offsets[name] = start + offset
         return metadata, headers, offsets
 
@@ -123,15 +157,15 @@ class GgufFile:
         if kind in SCALARS:
             code = f"<{count}{SCALARS[kind]}"
             if count > cursor.size:
-                raise truncated(str(self._path), cursor.position + count, cursor.size)
+                raise truncated(self._name, cursor.position + count, cursor.size)
             start = cursor.skip(struct.calcsize(code))
             return list(struct.unpack_from(code, cursor.buffer, start)) if count <= LONGEST_ARRAY_KEPT else None
         if kind == STRING:
             length = struct.Struct("<Q").unpack_from
-            buffer, position, last = cursor.buffer, cursor.position, cursor.size - 8
+            buffer, position, last = cursor.buffer, cursor.position, cursor.there - 8
             for _ in range(count):
                 if position > last:
-                    raise truncated(str(self._path), position + 8, cursor.size)
+                    cursor.need(position + 8)
                 position += 8 + length(buffer, position)[0]
             cursor.skip(position - cursor.position)
             return None
@@ -159,7 +193,7 @@ class GgufFile:
     def _malformed(self, expected: str, found: str) -> CheckpointError:
         return CheckpointError(
             "the file is not valid GGUF",
-            where=str(self._path),
+            where=self._name,
             expected=expected,
             found=found,
             remedy="download or convert the file again",
@@ -173,6 +207,9 @@ class GgufFile:
     @property
     def headers(self) -> Mapping[str, TensorHeader]:
         return self._parsed[1]
+
+    def place(self, name: str) -> tuple[ByteSource, int]:
+        return self._source, self._parsed[2][name]
 
     def read(self, name: str) -> Tensor:
         import numpy as np

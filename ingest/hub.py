@@ -1,35 +1,63 @@
 """Checkpoints named ``org/name[@revision]``: the local hub cache first, the hub where it is needed.
 
 ``HF_ENDPOINT``, ``HF_TOKEN``, ``HF_HUB_OFFLINE`` and ``HF_HUB_CACHE`` act as everywhere, because
-huggingface_hub does the talking. Only the configuration, the index and the files that hold
-attention are fetched; planning a safetensors checkpoint fetches no more than headers. A
-branch or tag that is in the cache is taken as it is there; the hub is asked for what is missing.
+huggingface_hub does the talking. The configuration and the index are put in the cache; of safetensors
+and GGUF files no more than headers and the ranges that hold attention are fetched, and nothing of them is
+kept. ``.bin`` files are downloaded. A branch or tag whose weights are in the cache is taken as it is there.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import uuid
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from ingest.checkpoint import Checkpoint
 from ingest.gguf_checkpoint import gguf_parts
-from ingest.local import ADAPTER_CONFIG, ADAPTER_WEIGHTS, INDEXES, open_folder
+from ingest.gguf_file import GgufFile
+from ingest.http_files import PASSING, HttpFile, Response, client_name, retry_after
+from ingest.hub_errors import failed_request, meaning
+from ingest.local import ADAPTER_CONFIG, ADAPTER_WEIGHTS, INDEXES, open_folder, read_json
+from ingest.ranged_file import RangedFile
 from ingest.safetensors_file import LocalFile, SafetensorsFile
+from ingest.transfers import Answer, PassingError, Transfers, patiently
 from stats.errors import CheckpointError
 
 _PART = r"\w[\w.-]*"
 HUB_NAME = re.compile(rf"{_PART}/{_PART}(@{_PART}(/{_PART})*)?")
+PAGE = re.compile(rf"(?P<repository>{_PART}/{_PART})(?:/tree/(?P<revision>{_PART}(?:/{_PART})*))?/?")
 TIMEOUT_SECONDS = 30.0
 
 
 def is_hub_name(text: str) -> bool:
     """Whether a text has the form ``org/name[@revision]``."""
     return HUB_NAME.fullmatch(text) is not None
+
+
+def hub_address(text: str) -> str | None:
+    """The hub name of a repository whose page a text is the address of, or None."""
+    match = PAGE.fullmatch(text.partition("://")[2].partition("/")[2]) if is_on_hub(text) else None
+    if match is None:
+        return None
+    return f"{match['repository']}@{match['revision']}" if match["revision"] else match["repository"]
+
+
+def is_on_hub(address: str) -> bool:
+    """Whether an address is one of the hub's own."""
+    from huggingface_hub import constants
+
+    return address.startswith(f"{constants.ENDPOINT}/")
+
+
+def request_headers(address: str) -> dict[str, str]:
+    """Headers that introduce this program to a server, with the hub's token for the hub alone."""
+    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+
+    headers: dict[str, str] = build_hf_headers(token=None if is_on_hub(address) else False, **client_name())
+    return headers
 
 
 def open_hub(text: str, config_path: Path | None = None) -> Checkpoint:
@@ -43,6 +71,7 @@ def open_hub(text: str, config_path: Path | None = None) -> Checkpoint:
     checkpoint = open_folder(folder, text, config_path)
     checkpoint.source = text
     checkpoint.revision = folder.commit
+    checkpoint.transfers = (folder.transfers,)
     return checkpoint
 
 
@@ -53,9 +82,13 @@ def hub_folder(text: str) -> HubFolder:
 
 
 class HubFolder:
-    """One revision of a hub repository: its cached snapshot, completed from the hub on demand."""
+    """One revision of a hub repository: its cached snapshot, completed from the hub on demand.
+
+    Every request names the commit that the revision was at when the folder was made.
+    """
 
     def __init__(self, repository: str, revision: str) -> None:
+        self.transfers = Transfers()
         self.location = repository if revision == "main" else f"{repository}@{revision}"
         self._repository = repository
         self._revision = revision
@@ -72,7 +105,7 @@ class HubFolder:
             commit = reference.read_text(encoding="utf-8") if reference.is_file() else self._revision
             snapshot = storage / "snapshots" / commit
             names = frozenset(entry.name for entry in snapshot.iterdir()) if snapshot.is_dir() else frozenset()
-        return (commit, names) if _shows_weights(names) else None
+        return (commit, names) if _shows_weights(names, constants.HF_HUB_OFFLINE) else None
 
     def _ask_hub(self) -> tuple[str, frozenset[str]]:
         """Commit and files of the revision on the hub."""
@@ -86,11 +119,14 @@ class HubFolder:
                 found="none with weights",
                 remedy="unset HF_HUB_OFFLINE, or download the model where there is a connection",
             )
-        with self._explained("the list of files"):
-            info = HfApi().model_info(self._repository, revision=self._revision, timeout=TIMEOUT_SECONDS)
+
+        def ask() -> tuple[str, frozenset[str]]:
+            info = HfApi(**client_name()).model_info(self._repository, revision=self._revision, timeout=TIMEOUT_SECONDS)
             if info.sha is None:
                 raise errors.FileMetadataError("a description of the repository without a commit")
-        return info.sha, frozenset(file.rfilename for file in info.siblings or () if "/" not in file.rfilename)
+            return info.sha, frozenset(file.rfilename for file in info.siblings or () if "/" not in file.rfilename)
+
+        return self._patiently("the list of files", ask)
 
     def names(self) -> Collection[str]:
         return self._names
@@ -101,11 +137,18 @@ class HubFolder:
         cached = self._cached(name)
         if cached is not None:
             return Path(cached)
+
         with self._explained(name):
-            path = Path(hf_hub_download(self._repository, name, revision=self.commit))
+            path = Path(hf_hub_download(self._repository, name, revision=self.commit, **client_name()))
             if self._revision != self.commit:
                 self._remember_commit(path.parent.parent.parent / "refs" / self._revision)
+        self.transfers.count(path.stat().st_size)
+        if not name.endswith(".json"):
+            self.transfers.notes[f"{name} was downloaded whole: PyTorch files are not read in parts"] = None
         return path
+
+    def json(self, name: str) -> dict[str, Any]:
+        return read_json(self.path(name))
 
     def _remember_commit(self, reference: Path) -> None:
         """Note in the cache which commit a branch or tag is at; a download by commit does not."""
@@ -123,10 +166,49 @@ class HubFolder:
         return found if isinstance(found, str) else None
 
     def safetensors(self, name: str) -> SafetensorsFile:
+        return SafetensorsFile(self._ranged(name))
+
+    def gguf(self, name: str) -> GgufFile:
+        return GgufFile(self._ranged(name))
+
+    def _ranged(self, name: str) -> LocalFile | RangedFile:
+        """A file's bytes: those of the cache where it is there."""
+        from huggingface_hub import hf_hub_url
+
         cached = self._cached(name)
         if cached is not None:
-            return SafetensorsFile(LocalFile(Path(cached)))
-        return SafetensorsFile(_HubHeader(self, name), lambda: LocalFile(self.path(name)))
+            return LocalFile(Path(cached))
+        url = hf_hub_url(self._repository, name, revision=self.commit)
+        file = HttpFile(
+            url, f"{self.location}/{name}", request_headers(url), lambda response: self._refusal(name, response)
+        )
+        return RangedFile(file, self.transfers)
+
+    def _refusal(self, name: str, response: Response) -> CheckpointError:
+        """The error for an answer of the hub that refuses."""
+        from huggingface_hub.utils import hf_raise_for_status  # type: ignore[attr-defined]
+
+        try:
+            hf_raise_for_status(response)
+        except OSError as error:
+            return self._error(name, error)
+        return CheckpointError("the hub answered with an error", where=f"{self.location}, {name}")
+
+    def _patiently(self, name: str, ask: Callable[[], Answer]) -> Answer:
+        """An answer of the hub's client, asked again where the hub says it is busy."""
+        from huggingface_hub.errors import HfHubHTTPError
+
+        def ask_once() -> Answer:
+            try:
+                with self._explained(name):
+                    return ask()
+            except CheckpointError as error:
+                refused = error.__cause__
+                if isinstance(refused, HfHubHTTPError) and refused.response.status_code in PASSING:
+                    raise PassingError(error, retry_after(refused.response)) from error
+                raise
+
+        return patiently(ask_once, self.transfers.stopped)
 
     @contextmanager
     def _explained(self, name: str) -> Iterator[None]:
@@ -136,130 +218,29 @@ class HubFolder:
         try:
             yield
         except (HTTPError, OSError, ValueError, RuntimeError) as error:
-            cause = _failed_request(error)
-            what, remedy = _meaning(cause)
-            lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
-            found = " ".join(lines[:2]) or type(cause).__name__
-            raise CheckpointError(what, where=f"{self.location}, {name}", found=found[:200], remedy=remedy) from error
+            raise self._error(name, error) from error
+
+    def _error(self, name: str, error: Exception) -> CheckpointError:
+        from huggingface_hub import constants
+        from huggingface_hub.errors import GatedRepoError
+
+        cause = failed_request(error)
+        what, remedy = meaning(cause)
+        if isinstance(cause, GatedRepoError):
+            remedy = f"{remedy}: {constants.ENDPOINT}/{self._repository}"
+        lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
+        found = " ".join(lines[:2]) or type(cause).__name__
+        return CheckpointError(what, where=f"{self.location}, {name}", found=found[:200], remedy=remedy)
 
 
-def _shows_weights(names: Collection[str]) -> bool:
-    """Whether a snapshot, which may be incomplete, holds an index, a whole weight file or an adapter."""
+def _shows_weights(names: Collection[str], offline: bool) -> bool:
+    """Whether a snapshot, which may be incomplete, holds a whole weight file, an adapter, or an index with a shard.
+
+    An index alone, which reading by ranges leaves there, counts where nothing else can be had.
+    """
     if ADAPTER_CONFIG in names and any(name in names for name in ADAPTER_WEIGHTS):
         return True
     models = {gguf_parts(name) for name in names if name.endswith(".gguf")}
     whole = [parts for parts in models if all(part in names for part in parts)]
-    return len(whole) == 1 or ("config.json" in names and any(name in names for name, _ in INDEXES))
-
-
-def _failed_request(error: Exception) -> Exception:
-    """The error of the request itself where the client only says that a file is not in the cache."""
-    from huggingface_hub.errors import LocalEntryNotFoundError
-
-    cause = error.__cause__
-    return cause if isinstance(error, LocalEntryNotFoundError) and isinstance(cause, Exception) else error
-
-
-HTTP_MEANINGS = {
-    401: ("the hub does not know the token", "set HF_TOKEN to a valid token"),
-    403: ("the token may not read the repository", "ask for access, or use another token"),
-    404: ("the hub does not have it", "check the name and the revision"),
-    429: ("the hub asks for fewer requests", "wait some minutes; a token in HF_TOKEN raises the limit"),
-}
-
-
-def _meaning(error: Exception) -> tuple[str, str]:
-    """What an error of the hub client means, and what to do about it."""
-    from huggingface_hub import errors
-    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
-
-    match error:
-        case errors.HFValidationError():
-            return "not a name the hub can have", "check the spelling"
-        case errors.GatedRepoError():
-            return (
-                "the repository is gated",
-                "accept the model's terms on the hub, then set HF_TOKEN to a token of that account",
-            )
-        case errors.RepositoryNotFoundError():
-            return (
-                "no such repository, or no permission to see it",
-                "check the name, which is no local path either; if it is private, set HF_TOKEN to a token with access",
-            )
-        case errors.RevisionNotFoundError():
-            return "no such revision", "name a branch, tag or commit after @"
-        case errors.EntryNotFoundError():
-            return "the repository lacks a file", "check the revision"
-        case errors.HfHubHTTPError():
-            other = ("the hub answered with an error", "try again later")
-            return HTTP_MEANINGS.get(error.response.status_code, other)
-        case errors.OfflineModeIsEnabled():
-            return (
-                "offline, and a file is not in the local hub cache",
-                "unset HF_HUB_OFFLINE, or download the file where there is a connection",
-            )
-        case HTTPError():
-            return "the connection to the hub failed", "check the connection and HF_ENDPOINT, or use a downloaded copy"
-        case errors.FileMetadataError() | json.JSONDecodeError():
-            return "this is not the answer of a hub", "check HF_ENDPOINT, and proxies in between"
-        case OSError() if error.errno is not None:
-            return (
-                "the local hub cache cannot be used",
-                "free space or fix permissions, or set HF_HUB_CACHE to another folder",
-            )
-    return "the download failed", "try again, or use a downloaded copy"
-
-
-class _HubHeader:
-    """The first bytes of a hub file by range requests; asked for the header only."""
-
-    def __init__(self, folder: HubFolder, name: str) -> None:
-        self.name = f"{folder.location}/{name}"
-        self._folder = folder
-        self._file = name
-
-    @cached_property
-    def _url(self) -> str:
-        from huggingface_hub import hf_hub_url
-
-        return hf_hub_url(self._folder._repository, self._file, revision=self._folder.commit)
-
-    @cached_property
-    def size(self) -> int:
-        from huggingface_hub import get_hf_file_metadata
-
-        with self._folder._explained(self._file):
-            size = get_hf_file_metadata(self._url, timeout=TIMEOUT_SECONDS).size
-        if size is None:
-            raise CheckpointError("the hub does not tell a file's size", where=self.name)
-        return size
-
-    def read_into(self, offset: int, buffer: memoryview) -> None:
-        from huggingface_hub import get_session
-        from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type: ignore[attr-defined]
-
-        last = offset + len(buffer)
-        headers = {**build_hf_headers(), "Range": f"bytes={offset}-{last - 1}", "Accept-Encoding": "identity"}
-        with (
-            self._folder._explained(self._file),
-            get_session().stream(
-                "GET", self._url, headers=headers, timeout=TIMEOUT_SECONDS, follow_redirects=True
-            ) as response,
-        ):
-            hf_raise_for_status(response)
-            position = offset if response.status_code == 206 else 0
-            for chunk in response.iter_bytes():
-                if position >= last:
-                    break
-                first = max(offset, position)
-                part = chunk[first - position : last - position]
-                buffer[first - offset : first - offset + len(part)] = part
-                position += len(chunk)
-        if position < last:
-            raise CheckpointError(
-                "the hub sent less than was asked for",
-                where=self.name,
-                expected=f"{len(buffer):,} bytes from {offset:,}",
-                found=f"{max(0, position - offset):,} bytes",
-                remedy="try again",
-            )
+    shard = offline or any(name.endswith((".safetensors", ".bin")) for name in names)
+    return len(whole) == 1 or ("config.json" in names and shard and any(name in names for name, _ in INDEXES))

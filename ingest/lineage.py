@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,6 +51,34 @@ def is_run(path: Path) -> bool:
 
 def _has_weights(path: Path) -> bool:
     return path.is_dir() and any(next(path.glob(pattern), None) is not None for pattern in WEIGHTS)
+
+
+def listed_checkpoints(path: Path) -> list[tuple[str, str | None]]:
+    """Checkpoints of a list and their names in the store: a line each, ``MODEL`` or ``MODEL NAME``, ``#`` for comments.
+
+    Raises:
+        CheckpointError: a file that cannot be read, or a line with more.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError("the list cannot be read", where=str(path), found=str(error)) from error
+    found: list[tuple[str, str | None]] = []
+    for number, line in enumerate(lines, 1):
+        try:
+            words = shlex.split(line, comments=True)
+        except ValueError as error:
+            words = [str(error)] * 3
+        if len(words) > 2:
+            raise CheckpointError(
+                "a line of the list is not understood",
+                where=f"{path}, line {number}",
+                expected="a checkpoint, and a name if it is to have another; quoted where they have spaces",
+                found=line[:100],
+            )
+        if words:
+            found.append((words[0], words[1] if len(words) == 2 else None))
+    return found
 
 
 def members(sources: tuple[str, ...], lineage: str) -> list[Member]:

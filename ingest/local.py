@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from ingest.checkpoint import Checkpoint, TensorFile
 from ingest.gguf_checkpoint import gguf_parts, open_gguf
+from ingest.gguf_file import GgufFile
 from ingest.safetensors_file import LocalFile, SafetensorsFile, unopenable
 from ingest.torch_file import TorchFile
 from stats.errors import CheckpointError
@@ -39,8 +40,14 @@ class Folder(Protocol):
     def path(self, name: str) -> Path:
         """A local path of one file, fetched first if need be."""
 
+    def json(self, name: str) -> dict[str, Any]:
+        """The object in a JSON file."""
+
     def safetensors(self, name: str) -> SafetensorsFile:
         """One safetensors file; opening it reads nothing yet."""
+
+    def gguf(self, name: str) -> GgufFile:
+        """One GGUF file; opening it reads nothing yet."""
 
 
 class LocalFolder:
@@ -61,6 +68,12 @@ class LocalFolder:
 
     def safetensors(self, name: str) -> SafetensorsFile:
         return SafetensorsFile(LocalFile(self._directory / name))
+
+    def json(self, name: str) -> dict[str, Any]:
+        return read_json(self.path(name))
+
+    def gguf(self, name: str) -> GgufFile:
+        return GgufFile(self.path(name))
 
 
 class LazyFiles(Mapping[str, TensorFile]):
@@ -95,16 +108,23 @@ def read_json(path: Path) -> dict[str, Any]:
                 expected=f"at most {LARGEST_JSON:,} bytes",
                 found=f"{path.stat().st_size:,} bytes",
             )
-        value = json.loads(path.read_text(encoding="utf-8"))
+        content = path.read_bytes()
     except OSError as error:
         raise CheckpointError("a file cannot be read", where=str(path), found=error.strerror) from error
+    return parse_json(content, str(path))
+
+
+def parse_json(content: bytes, where: str) -> dict[str, Any]:
+    """A JSON object, or the reason why a file's content is none."""
+    try:
+        value = json.loads(content.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise CheckpointError(
-            "a file is not valid JSON", where=str(path), found=str(error)[:200], remedy="download the file again"
+            "a file is not valid JSON", where=where, found=str(error)[:200], remedy="download the file again"
         ) from error
     if not isinstance(value, dict):
         raise CheckpointError(
-            "a file does not hold a JSON object", where=str(path), expected="an object", found=type(value).__name__
+            "a file does not hold a JSON object", where=where, expected="an object", found=type(value).__name__
         )
     return value
 
@@ -118,33 +138,48 @@ def open_local(path: Path, config_path: Path | None = None) -> Checkpoint:
     """
     if path.is_dir():
         return open_folder(LocalFolder(path), path.resolve().name, config_path)
-    suffix = path.suffix.lower()
+    folder = LocalFolder(path.parent)
+    beside = (*gguf_parts(path.name), "config.json", ADAPTER_CONFIG)
+    present = [name for name in beside if folder.path(name).is_file()]
+    checkpoint = open_file(folder, path.name, present, str(path), config_path)
+    checkpoint.source = str(path)
+    return checkpoint
+
+
+def open_file(
+    folder: Folder, name: str, present: Collection[str], where: str, config_path: Path | None = None
+) -> Checkpoint:
+    """Open the checkpoint that one file of a folder is, or a part of it.
+
+    Args:
+        folder: where the file is.
+        name: its plain name.
+        present: which of the files beside it that may matter are there.
+        where: what to call the file in messages.
+        config_path: configuration for a file that has none beside it.
+    """
+    stem, suffix = PurePosixPath(name).stem, PurePosixPath(name).suffix.lower()
     if suffix == ".gguf":
-        folder = LocalFolder(path.parent)
-        present = [part for part in gguf_parts(path.name) if folder.path(part).is_file()]
-        return open_gguf(str(path), path.name, present, folder.path)
+        return open_gguf(where, name, [part for part in gguf_parts(name) if part in present], folder.gguf)
     kinds = {".safetensors": "safetensors", ".bin": "torch", ".pt": "torch", ".pth": "torch"}
     if suffix not in kinds:
         raise CheckpointError(
             "the file is not a checkpoint",
-            where=str(path),
+            where=where,
             expected="a directory, .safetensors, .bin or .gguf",
             found=suffix or "no suffix",
         )
-    if path.name in ADAPTER_WEIGHTS and (path.parent / ADAPTER_CONFIG).is_file():
-        raise _adapter_without_base(LocalFolder(path.parent))
-    beside = path.parent / "config.json"
-    if config_path is None and not beside.is_file():
+    if name in ADAPTER_WEIGHTS and ADAPTER_CONFIG in present:
+        raise _adapter_without_base(folder)
+    if config_path is None and "config.json" not in present:
         raise CheckpointError(
             "the file has no configuration",
-            where=str(path),
+            where=where,
             expected="a config.json beside it",
             remedy="name one with --config FILE",
         )
-    config = read_json(config_path or beside)
-    checkpoint = _assemble(LocalFolder(path.parent), path.stem, kinds[suffix], config, {}, [path.name])
-    checkpoint.source = str(path)
-    return checkpoint
+    config = read_json(config_path) if config_path else folder.json("config.json")
+    return _assemble(folder, stem, kinds[suffix], config, {}, [name])
 
 
 def open_folder(folder: Folder, name: str, config_path: Path | None = None) -> Checkpoint:
@@ -159,7 +194,7 @@ def open_folder(folder: Folder, name: str, config_path: Path | None = None) -> C
     config = _configuration(folder, present, config_path)
     weights, kind = found
     if weights.endswith(".index.json"):
-        location = shard_index(folder.path(weights))
+        location = shard_index(folder.json(weights), f"{folder.location}/{weights}")
         return _assemble(folder, name, kind, config, location, sorted(set(location.values())))
     return _assemble(folder, name, kind, config, {}, [weights])
 
@@ -174,7 +209,7 @@ def _configuration(folder: Folder, present: Collection[str], config_path: Path |
             found=", ".join(sorted(present)[:8]),
             remedy="add the config.json the model was saved with, or name one with --config FILE",
         )
-    return read_json(config_path or folder.path("config.json"))
+    return read_json(config_path) if config_path else folder.json("config.json")
 
 
 def _open_only_file(folder: Folder, name: str, present: Collection[str], config_path: Path | None) -> Checkpoint:
@@ -184,7 +219,7 @@ def _open_only_file(folder: Folder, name: str, present: Collection[str], config_
     )
     models = {gguf_parts(file) for file in files}
     if len(models) == 1 and files[0].endswith(".gguf"):
-        checkpoint = open_gguf(folder.location, files[0], present, folder.path)
+        checkpoint = open_gguf(folder.location, files[0], present, folder.gguf)
         checkpoint.name = name
         return checkpoint
     if len(files) == 1:
@@ -201,7 +236,7 @@ def _open_only_file(folder: Folder, name: str, present: Collection[str], config_
 
 
 def _adapter_without_base(folder: Folder) -> CheckpointError:
-    base = read_json(folder.path(ADAPTER_CONFIG)).get("base_model_name_or_path")
+    base = folder.json(ADAPTER_CONFIG).get("base_model_name_or_path")
     return CheckpointError(
         "this is an adapter, not a model",
         where=folder.location,
@@ -211,13 +246,13 @@ def _adapter_without_base(folder: Folder) -> CheckpointError:
     )
 
 
-def shard_index(path: Path) -> dict[str, str]:
+def shard_index(index: Mapping[str, Any], where: str) -> dict[str, str]:
     """File name by tensor name from an index, every name checked to stay in its directory."""
-    weight_map = read_json(path).get("weight_map")
+    weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(
             "the index names no tensors",
-            where=str(path),
+            where=where,
             expected="a weight_map from tensor to file",
             found=type(weight_map).__name__,
             remedy="download the index again",
@@ -226,7 +261,7 @@ def shard_index(path: Path) -> dict[str, str]:
         if not isinstance(name, str) or PurePosixPath(name).name != name or name in ("", "..") or {*"\\\0"} & {*name}:
             raise CheckpointError(
                 "the index names a file outside its directory",
-                where=f"{path}, tensor {tensor}",
+                where=f"{where}, tensor {tensor}",
                 expected="a plain file name",
                 found=repr(name)[:200],
                 remedy="do not trust this checkpoint; download it again from its source",

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
 
-from ingest.factors import LayerDigests, head_factors, layer_digests, read_weights
+from ingest.factors import LayerDigests, head_factors, layer_digests
 from ingest.plan import LayerPlan, Operator, Plan
+from ingest.read_ahead import ReadAhead
 from stats.errors import HeadatlasError
 from stats.factorization import RANK_CUT
 from stats.layer import REASON_CODE, measure_layer
@@ -35,12 +36,17 @@ WORKING_COPIES = 5
 
 @dataclass(frozen=True, slots=True)
 class ComputeSettings:
-    """Where and how precisely to compute; recorded with every model."""
+    """Where and how precisely to compute; recorded with every model.
+
+    ``threads`` is how many layers are measured at once in one process, and ``memory`` how many bytes
+    the layers in flight may take; neither changes a number.
+    """
 
     device: str = "auto"
     dtype: str = "float64"
-    workers: int | None = None
+    threads: int | None = None
     keep_factors: bool = False
+    memory: int | None = None
 
     def resolve_device(self) -> torch.device:
         """The device to use: with ``auto`` a CUDA device when there is one.
@@ -62,6 +68,12 @@ class ComputeSettings:
                 remedy="use --device cpu",
             ) from error
         return device
+
+    @property
+    def device_name(self) -> str:
+        """What the tall products run on, as it is recorded."""
+        device = self.resolve_device()
+        return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -87,25 +99,54 @@ class LayerMeasurement:
     digests: LayerDigests
 
 
+class KeptLayers(Protocol):
+    """Where measured layers are kept until all are there; used from several threads."""
+
+    trusted: bool
+    """Whether what is recalled is known to be the checkpoint's without comparing digests."""
+
+    def missing(self, layers: Sequence[LayerPlan]) -> list[LayerPlan]:
+        """Layers of which nothing is kept."""
+
+    def recall(self, layer: LayerPlan) -> LayerMeasurement | None:
+        """A layer measured before."""
+
+    def keep(self, measurement: LayerMeasurement) -> None:
+        """Keep a layer."""
+
+
 def hash_layers(plan: Plan) -> Iterator[LayerDigests]:
     """Digests of every layer, in order, with no linear algebra."""
-    cpu = torch.device("cpu")
+    workers = _at_once(plan, ComputeSettings(device="cpu"))
+    ahead = ReadAhead(plan, workers)
 
     def work(layer: LayerPlan) -> LayerDigests:
-        return layer_digests(read_weights(plan.checkpoint, layer), layer, plan.operators)
+        return layer_digests(ahead.read(layer), layer, plan.operators)
 
-    yield from in_order(plan.layers, work, _workers(plan, cpu, 8))
+    with ahead:
+        yield from in_order(plan.layers, work, workers)
 
 
-def measure(plan: Plan, settings: ComputeSettings) -> Iterator[LayerMeasurement]:
-    """Measure every layer of a plan, in order; each tensor is read once."""
+def measure(plan: Plan, settings: ComputeSettings, kept: KeptLayers | None = None) -> Generator[LayerMeasurement]:
+    """Measure every layer of a plan, in order; each tensor is read once.
+
+    Layers that ``kept`` recalls are not measured again, where their digests are those of the weights.
+    """
     device = settings.resolve_device()
     torch.backends.cuda.matmul.fp32_precision = "ieee"
     dtype, rank_cut = settings.torch_dtype, settings.rank_cut
+    workers = _at_once(plan, settings)
+    unread = kept.missing(plan.layers) if kept is not None and kept.trusted else plan.layers
+    ahead = ReadAhead(replace(plan, layers=tuple(unread)), workers)
 
     def work(layer: LayerPlan) -> LayerMeasurement:
-        weights = read_weights(plan.checkpoint, layer)
+        recalled = kept.recall(layer) if kept else None
+        if recalled is not None and kept is not None and kept.trusted:
+            return recalled
+        weights = ahead.read(layer)
         digests = layer_digests(weights, layer, plan.operators)
+        if recalled is not None and recalled.digests == digests:
+            return recalled
         arrays: dict[Operator, dict[str, np.ndarray]] = {}
         for operator in plan.operators:
             factors = head_factors(weights, layer, operator, device, dtype)
@@ -124,19 +165,41 @@ def measure(plan: Plan, settings: ComputeSettings) -> Iterator[LayerMeasurement]
             for head in layer.pruned:
                 measured["reason"][head] = REASON_CODE["pruned"]
             arrays[operator] = {name: tensor.cpu().numpy() for name, tensor in measured.items()}
-        return LayerMeasurement(layer, kv_head, arrays, digests)
+        measurement = LayerMeasurement(layer, kv_head, arrays, digests)
+        if kept is not None:
+            kept.keep(measurement)
+        return measurement
 
-    workers = settings.workers or _workers(plan, device, dtype.itemsize)
-    yield from in_order(plan.layers, work, workers)
+    with ahead:
+        yield from in_order(plan.layers, work, workers)
 
 
-def _workers(plan: Plan, device: torch.device, item_size: int) -> int:
-    """Layers in flight: one per core, as far as half the available memory goes; two on a GPU."""
-    if device.type != "cpu":
-        return 2
-    per_layer = max(layer.numel for layer in plan.layers) * item_size * WORKING_COPIES
-    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 2**32
-    return max(1, min(cores(), len(plan.layers), available // 2 // max(1, per_layer)))
+def _at_once(plan: Plan, settings: ComputeSettings) -> int:
+    """Layers in flight: one per core, two on a GPU, as far as the memory goes; without a budget, half of what is free.
+
+    Raises:
+        HeadatlasError: a single layer needs more than the budget.
+    """
+    per_layer = max(1, layer_memory(plan, settings))
+    if settings.memory is not None and per_layer > settings.memory:
+        raise HeadatlasError(
+            "the memory budget is too small for one layer",
+            where=f"--memory, {plan.checkpoint.source}",
+            expected=f"at least {per_layer:,} bytes",
+            found=f"{settings.memory:,} bytes",
+            remedy="allow more, or compute in --dtype float32, which takes half",
+        )
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 2**32
+    wanted = settings.threads or (cores() if settings.resolve_device().type == "cpu" else 2)
+    fitting = (settings.memory or free // 2) // per_layer
+    if settings.threads and settings.memory is None:
+        fitting = wanted
+    return max(1, min(wanted, len(plan.layers), fitting))
+
+
+def layer_memory(plan: Plan, settings: ComputeSettings) -> int:
+    """Bytes that the largest layer takes while it is measured, estimated from its shapes."""
+    return max(layer.numel for layer in plan.layers) * settings.torch_dtype.itemsize * WORKING_COPIES
 
 
 def cores() -> int:

@@ -9,7 +9,7 @@ import json
 import math
 import os
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -118,19 +118,10 @@ def read_bytes(source: ByteSource, offset: int, length: int) -> bytes:
 
 
 class SafetensorsFile:
-    """One safetensors file over a byte source.
+    """One safetensors file over a byte source."""
 
-    ``values`` makes another source for the tensors' values at the first read, where headers can be
-    had more cheaply than the file.
-    """
-
-    def __init__(self, source: ByteSource, values: Callable[[], ByteSource] | None = None) -> None:
+    def __init__(self, source: ByteSource) -> None:
         self._source = source
-        self._make_values = values
-
-    @cached_property
-    def _values(self) -> ByteSource:
-        return self._make_values() if self._make_values else self._source
 
     @cached_property
     def _parsed(self) -> tuple[dict[str, TensorHeader], dict[str, int]]:
@@ -186,6 +177,9 @@ class SafetensorsFile:
     def headers(self) -> Mapping[str, TensorHeader]:
         return self._parsed[0]
 
+    def place(self, name: str) -> tuple[ByteSource, int]:
+        return self._source, self._parsed[1][name]
+
     def read(self, name: str) -> Tensor:
         import torch
 
@@ -201,5 +195,5 @@ class SafetensorsFile:
             "F8_E8M0": torch.float8_e8m0fnu,
         }
         values = torch.empty(header.nbytes, dtype=torch.uint8)
-        self._values.read_into(offsets[name], values.numpy().data)
+        self._source.read_into(offsets[name], values.numpy().data)
         return values.view(dtypes[header.dtype]).view(header.shape)

@@ -91,6 +91,9 @@ class TorchFile:
     def read(self, name: str) -> Tensor:
         return self._tensors[name].detach()
 
+    def place(self, name: str) -> None:
+        """Unknown: a tensor may be a view of any part of what is stored."""
+
 
 _DTYPE_NAMES = {
     "torch.float64": "F64",

@@ -53,9 +53,11 @@ class Repository:
 class Refusal(Exception):
     """An answer without content: a status and the headers that say why."""
 
-    def __init__(self, status: HTTPStatus, code: str | None = None, message: str | None = None) -> None:
+    def __init__(
+        self, status: HTTPStatus, code: str | None = None, message: str | None = None, wait: str | None = None
+    ) -> None:
         self.status = status
-        self.headers = {"X-Error-Code": code, "X-Error-Message": message}
+        self.headers = {"X-Error-Code": code, "X-Error-Message": message, "Retry-After": wait}
 
 
 class HubServer:
@@ -69,6 +71,7 @@ class HubServer:
         gated: repositories whose files are refused, though their existence is public.
         refuse_info: status for every request for a repository's description.
         refuse_files: status for every request for a file.
+        busy: statuses, with what ``Retry-After`` says, for as many requests to come.
         ignore_range: whether a range request gets the whole file.
         separate_storage: whether weight files are redirected to another host.
         break_at: file name by position; downloads of the file break off there.
@@ -83,6 +86,7 @@ class HubServer:
         self.gated: set[str] = set()
         self.refuse_info: int | None = None
         self.refuse_files: int | None = None
+        self.busy: list[tuple[int, str]] = []
         self.ignore_range = False
         self.separate_storage = False
         self.break_at: dict[str, int] = {}
@@ -118,6 +122,9 @@ class HubServer:
     def respond(self, request: Request, headers: Mapping[str, str]) -> tuple[int, dict[str, str], bytes]:
         """Status, headers and body of the answer to a request."""
         path = urlsplit(request.path).path
+        if self.busy:
+            status, wait = self.busy.pop(0)
+            raise Refusal(HTTPStatus(status), wait=wait)
         if self.page is not None:
             return HTTPStatus.OK, {"Content-Type": "text/html"}, self.page.encode()
         if blob := BLOB_ROUTE.fullmatch(path):

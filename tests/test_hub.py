@@ -19,6 +19,8 @@ import safetensors.torch
 import torch
 from click.testing import CliRunner, Result
 
+import ingest.ranged_file
+import ingest.transfers
 from cli import main
 from ingest.hub import is_hub_name
 from tests.hub_server import HubServer, running_hub
@@ -133,6 +135,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
         for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_OIDC_RESOURCE", "HEADATLAS_STORE"):
             monkeypatch.delenv(name, raising=False)
         monkeypatch.setenv("NO_PROXY", "*")
+        monkeypatch.setattr(ingest.transfers, "pause", lambda *_: None)
         work = tmp_path / "work"
         work.mkdir()
         monkeypatch.chdir(work)
@@ -147,6 +150,12 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     for module in (huggingface_hub.file_download, huggingface_hub.utils._http):
         monkeypatch.setattr(module, "time", SimpleNamespace(sleep=waits.append, time=time.time))
     return waits
+
+
+def download(*files: str, revision: str = "main") -> None:
+    """Put files of the repository into the cache."""
+    for file in files:
+        huggingface_hub.hf_hub_download(NAME, file, revision=revision)
 
 
 def go_offline(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,10 +225,18 @@ def test_revision_resolves_to_its_own_commit(hub: HubServer) -> None:
         assert main_facts[fact] != step_facts[fact]
 
 
-def test_second_run_makes_no_request(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_small_files_are_kept(hub: HubServer) -> None:
+    hub.add(NAME, sharded())
+    succeed("ingest", NAME)
+    snapshots = Path(huggingface_hub.constants.HF_HUB_CACHE).glob("*/snapshots/*/*")
+    assert {path.name for path in snapshots} == {"config.json", INDEX}
+
+
+def test_a_downloaded_model_needs_no_request(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.add(NAME, sharded())
     succeed("ingest", NAME)
     assert hub.requests
+    download("config.json", INDEX, *SHARDS)
     hub.requests.clear()
     succeed("ingest", NAME, "--name", "again")
     assert hub.requests == []
@@ -244,12 +261,28 @@ def test_cached_revision_is_found_again(hub: HubServer, monkeypatch: pytest.Monk
 
 def test_cached_branch_stays_at_its_commit(hub: HubServer) -> None:
     first = hub.add(NAME, sharded(1))
-    succeed("ingest", NAME)
+    download("config.json", INDEX, *SHARDS)
     second = hub.add(NAME, sharded(2))
     hub.requests.clear()
     assert planned()["revision"] == first
     assert hub.requests == []
     assert planned(f"{NAME}@{second}")["revision"] == second
+
+
+def test_branch_without_weights_in_the_cache_is_followed(hub: HubServer) -> None:
+    hub.add(NAME, sharded(1))
+    succeed("ingest", NAME)
+    second = hub.add(NAME, sharded(2))
+    assert planned()["revision"] == second
+
+
+def test_half_downloaded_model_is_completed_by_ranges(hub: HubServer) -> None:
+    hub.add(NAME, sharded())
+    download("config.json", INDEX, SHARDS[0])
+    hub.requests.clear()
+    succeed("ingest", NAME)
+    assert hub.files() == {SHARDS[1]}
+    assert stored()["bytes_read"] == ATTENTION_BYTES
 
 
 def test_offline_without_cache_is_one_error(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,7 +305,8 @@ def test_offline_with_headers_only_says_which_file_is_missing(hub: HubServer, mo
     assert hub.requests == []
 
 
-def test_plan_fetches_headers_only(hub: HubServer) -> None:
+def test_plan_fetches_headers_only(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ingest.ranged_file, "HEAD", 8)
     files = sharded()
     hub.add(NAME, files)
     plan = planned()
@@ -284,7 +318,8 @@ def test_plan_fetches_headers_only(hub: HubServer) -> None:
     assert stored()["bytes_read"] == plan["bytes_to_read"]
 
 
-def test_plan_of_one_file_fetches_its_header_only(hub: HubServer) -> None:
+def test_plan_of_one_file_fetches_its_header_only(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ingest.ranged_file, "HEAD", 8)
     content = safetensors.torch.save(whole())
     hub.add(NAME, {**config_file(), "model.safetensors": content})
     assert planned()["bytes_to_read"] == ATTENTION_BYTES
@@ -318,6 +353,7 @@ def test_token_stays_on_the_hub(hub: HubServer, monkeypatch: pytest.MonkeyPatch)
     hub.add(NAME, files)
     hub.tokens.add("secret")
     hub.separate_storage = True
+    monkeypatch.setattr(ingest.ranged_file, "HEAD", 8)
     monkeypatch.setenv("HF_TOKEN", "secret")
     succeed("plan", NAME)
     on_storage = [request for request in hub.requests if request.path.startswith("/blobs/")]
@@ -351,7 +387,10 @@ def test_gated_repository(hub: HubServer, monkeypatch: pytest.MonkeyPatch, token
         monkeypatch.setenv("HF_TOKEN", token)
     message = fail("ingest", NAME)
     assert "gated" in message
-    assert "accept the model's terms" in message
+    assert (
+        f"accept the model's terms on the hub, then set HF_TOKEN to a token of that account: {hub.endpoint}/{NAME}"
+        in message
+    )
 
 
 def test_missing_repository(hub: HubServer) -> None:
@@ -388,6 +427,57 @@ def test_refused_request(hub: HubServer, no_waiting: list[float], refused: str, 
     assert words in message
     assert str(status) in message
     assert sum(no_waiting) < 60
+
+
+def test_busy_hub_is_asked_again_when_it_says(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(ingest.transfers, "pause", lambda seconds, _: waits.append(seconds))
+    hub.add(NAME, sharded())
+    hub.busy = [(429, "9"), (503, "4")]
+    succeed("plan", NAME)
+    assert waits == [9, 4]
+    hub.busy = [(429, "2")]
+    succeed("ingest", f"{NAME}@main")
+    assert waits == [9, 4, 2]
+
+
+def test_commit_that_does_not_hold_still(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ingest.ranged_file, "HEAD", 1024)
+    commit = hub.add(NAME, sharded(1))
+    prefetch = ingest.ranged_file.RangedFile.prefetch
+
+    def change(*arguments: object) -> None:
+        hub.repositories[NAME].commits[commit] = sharded(2)
+        prefetch(*arguments)
+
+    monkeypatch.setattr(ingest.ranged_file.RangedFile, "prefetch", change)
+    assert "changed while it was read" in fail("ingest", NAME)
+
+
+def test_lost_storage_is_named(hub: HubServer) -> None:
+    hub.add(NAME, sharded())
+    hub.separate_storage = True
+    succeed("plan", NAME)
+    hub._storage.stop()
+    message = fail("plan", NAME)
+    assert "no connection to the server" in message
+    assert hub.storage.removeprefix("http://") in message
+
+
+def test_address_of_a_page(hub: HubServer) -> None:
+    commit = hub.add(NAME, sharded())
+    assert planned(f"{hub.endpoint}/{NAME}")["revision"] == commit
+    assert planned(f"{hub.endpoint}/{NAME}/tree/{commit}")["source"] == f"{NAME}@{commit}"
+
+
+def test_address_of_one_file_takes_the_token(hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = gguf_files(tmp_path / "model", "tiny.gguf")
+    hub.add(NAME, {**files, "other.gguf": files["tiny.gguf"]})
+    hub.private.add(NAME)
+    hub.tokens.add("secret")
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    assert "name the file itself" in fail("plan", NAME)
+    assert planned(f"{hub.endpoint}/{NAME}/resolve/main/tiny.gguf")["layers"] == LAYERS
 
 
 def test_refused_headers(hub: HubServer) -> None:
@@ -434,15 +524,14 @@ def test_unreachable_hub(hub: HubServer) -> None:
 
 
 def test_hub_lost_before_a_download(hub: HubServer, no_waiting: list[float]) -> None:
-    shard, index = "pytorch_model-00001-of-00001.bin", "pytorch_model.bin.index.json"
-    weight_map = json.dumps({"weight_map": dict.fromkeys(whole(), shard)}).encode()
-    hub.add(NAME, {**config_file(), index: weight_map, shard: torch_file()})
-    for name in ("config.json", index):
-        huggingface_hub.hf_hub_download(NAME, name)
+    shards, index = [f"pytorch_model-0000{number}-of-00002.bin" for number in (1, 2)], "pytorch_model.bin.index.json"
+    weight_map = json.dumps({"weight_map": {name: shards["layers.1" in name] for name in whole()}}).encode()
+    hub.add(NAME, {**config_file(), index: weight_map, shards[0]: torch_file(), shards[1]: torch_file()})
+    download("config.json", index, shards[0])
     hub.stop()
     message = fail("plan", NAME)
     assert "connection to the hub failed" in message
-    assert shard in message
+    assert shards[1] in message
 
 
 def test_failed_transfer_outside_http(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -463,7 +552,8 @@ def test_broken_download_leaves_no_model(hub: HubServer, no_waiting: list[float]
     hub.add(NAME, files)
     hub.break_at[SHARDS[1]] = len(files[SHARDS[1]]) // 2
     message = fail("ingest", NAME)
-    assert "connection to the hub failed" in message
+    assert "the connection to the server broke off" in message
+    assert hub.endpoint.removeprefix("http://") in message
     assert SHARDS[1] in message
     assert [row["model"] for row in json.loads(succeed("models", "--format", "json"))] == ["org/other"]
     assert "ok: 1 model" in succeed("verify")
@@ -484,7 +574,9 @@ def test_unwritable_cache(hub: HubServer, monkeypatch: pytest.MonkeyPatch, tmp_p
 
 def test_torch_repository(hub: HubServer) -> None:
     commit = hub.add(NAME, {**config_file(), "pytorch_model.bin": torch_file()})
-    succeed("ingest", NAME)
+    result = run("ingest", NAME)
+    assert "pytorch_model.bin was downloaded whole" in result.stderr
+    assert f"{hub.sent('.json') + hub.sent('.bin'):,} moved over the network" in result.stdout
     facts = stored()
     assert (facts["source"], facts["format"], facts["revision"]) == (NAME, "torch", commit)
     assert facts["bytes_read"] == ATTENTION_BYTES
@@ -496,6 +588,7 @@ def test_gguf_repository(hub: HubServer, tmp_path: Path, monkeypatch: pytest.Mon
     facts = stored()
     assert (facts["source"], facts["format"], facts["revision"]) == (NAME, "gguf", commit)
     assert facts["bytes_read"] == ATTENTION_BYTES
+    download("tiny.gguf")
     hub.requests.clear()
     go_offline(monkeypatch)
     assert planned()["revision"] == commit
@@ -510,6 +603,7 @@ def test_split_gguf_repository(hub: HubServer, tmp_path: Path, monkeypatch: pyte
     succeed("ingest", NAME)
     facts = stored()
     assert (facts["format"], facts["revision"], facts["bytes_read"]) == ("gguf", commit, ATTENTION_BYTES)
+    download(*files)
     hub.requests.clear()
     go_offline(monkeypatch)
     assert planned()["revision"] == commit
@@ -553,6 +647,8 @@ def test_environment_rules_the_hub_client(hub: HubServer, tmp_path: Path) -> Non
     assert hub.requests == []
     assert command("ingest", NAME).returncode == 0
     assert {request.token for request in hub.requests} == {"secret"}
+    for file in ("config.json", INDEX, *SHARDS):
+        huggingface_hub.hf_hub_download(NAME, file, cache_dir=tmp_path / "cache", token="secret")
     hub.stop()
     offline = command("plan", NAME, "--format", "json", HF_HUB_OFFLINE="1")
     assert offline.returncode == 0, offline.stderr
