@@ -27,11 +27,14 @@ from pathlib import Path
 import duckdb
 from filelock import FileLock, Timeout
 
-from stats.errors import StoreError
+from stats.errors import StoreError, nearest
 from store import catalogue
 
 FORMAT_VERSION = 1
 LOCK_SECONDS = 120.0
+
+PARTS = ("arrays.zarr", "manifests", "staging", "queries", "write.lock")
+"""What a store is made of before anything is published."""
 
 
 USER_KIND = "user_"
@@ -68,6 +71,7 @@ class StoredModel:
     content_hash: str
     qk_hash: str
     array_group: str
+    revision: str | None
     lineage: str | None
     step: int | None
     gain_hash: dict[str, str | None]
@@ -160,7 +164,7 @@ class AtlasStore:
             return {}
         with catalogue.reading(self.catalogue_path) as connection, self._of_this_version():
             rows = connection.execute(
-                "SELECT model, content_hash, qk_hash, array_group, lineage, step FROM models ORDER BY model"
+                "SELECT model, content_hash, qk_hash, array_group, revision, lineage, step FROM models ORDER BY model"
             ).fetchall()
             operators = connection.execute("SELECT model, operator, gain_hash FROM operators").fetchall()
             derived = connection.execute(
@@ -173,8 +177,8 @@ class AtlasStore:
         for model, operator, gain_hash in operators:
             hashes[model][operator] = gain_hash
         return {
-            row[0]: StoredModel(row[0], row[1], row[2], row[3], row[4], row[5], hashes[row[0]], derivations[row[0]])
-            for row in rows
+            name: StoredModel(name, content, qk, group, revision, lineage, step, hashes[name], derivations[name])
+            for name, content, qk, group, revision, lineage, step in rows
         }
 
     def model(self, name: str) -> StoredModel:
@@ -251,7 +255,8 @@ class AtlasStore:
 
 
 def _create(root: Path) -> None:
-    if root.exists() and any(entry.name != "write.lock" for entry in root.iterdir()):
+    """Make an empty store; another process may be doing the same."""
+    if root.exists() and any(entry.name not in PARTS for entry in root.iterdir()):
         raise StoreError(
             "the directory is in use for something else",
             where=str(root),
@@ -267,7 +272,12 @@ def _create(root: Path) -> None:
 
         partial = root / "staging" / uuid.uuid4().hex
         write_group(partial, {"headatlas_format": FORMAT_VERSION})
-        partial.replace(root / "arrays.zarr")
+        try:
+            partial.replace(root / "arrays.zarr")
+        except OSError:
+            if not (root / "arrays.zarr" / "zarr.json").is_file():
+                raise
+            shutil.rmtree(partial)
     except OSError as error:
         raise StoreError(
             "the store cannot be created",
@@ -286,10 +296,11 @@ def array_group_name(model: str, created_at: datetime, content_hash: str) -> str
 
 def unknown_model(store: AtlasStore, model: str) -> StoreError:
     """The error for a name the store does not hold."""
+    stored = store.models()
     return StoreError(
         f"no model named {model!r}",
         where=str(store.root),
-        expected="one of " + (", ".join(store.models()) or "none: the store is empty"),
+        expected="one of " + (", ".join(stored) or "none: the store is empty"),
         found=model,
-        remedy="list the models with: headatlas models",
+        remedy=nearest(model, stored) or "list the models with: headatlas models",
     )

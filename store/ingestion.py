@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
 from ingest.factors import LayerDigests, ModelHashes, model_hashes
 from ingest.family import PIECES, Norm
-from ingest.pipeline import ComputeSettings, hash_layers, measure
+from ingest.pipeline import ComputeSettings, LayerMeasurement, hash_layers, measure
 from ingest.plan import BESIDE, LayerPlan, Operator, Plan
 from stats.errors import StoreError
 from store.arrays import StackWriter, write_group
 from store.atlas import AtlasStore, StoredModel, array_group_name
 from store.integrity import publish_rows, seal
+from store.measured_layers import MeasuredLayers
 from store.version import numerical_libraries, tool_version
 
 LAYER_SIZES = ("n_heads", "n_kv_heads", "d_model", "d_source", "d_head", "d_key")
@@ -28,6 +26,9 @@ OTHER_NAME = "choose another name with --name, or replace the stored model with 
 
 Progress = Callable[[str, int, int], None]
 """Called with a stage, layers done and layers in all."""
+
+MeasuringElsewhere = Callable[[Plan, MeasuredLayers, Progress], None]
+"""Has the layers of a plan measured by other processes, into where measured layers are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +68,19 @@ def ingest_model(
     *,
     replace_existing: bool = False,
     progress: Progress,
+    elsewhere: MeasuringElsewhere | None = None,
+    only_assemble: bool = False,
 ) -> Outcome:
     """Measure a planned checkpoint and publish it under a name.
 
     The same content under the same name is left as it is; operators it lacks are added. Until the
-    last step nothing of the store changes, and an interruption leaves no trace.
+    last step nothing of the store changes. What was measured when an ingest is interrupted is kept
+    aside, and the same ingest goes on from there. ``elsewhere`` measures layers in other processes
+    first; ``only_assemble`` refuses to measure any, and publishes what units have left.
 
     Raises:
-        StoreError: the name holds other content and ``replace_existing`` is false, or the store
-            cannot be written.
+        StoreError: the name holds other content and ``replace_existing`` is false, the store
+            cannot be written, or layers that have to be there are not.
         CheckpointError: the checkpoint turns out to be unreadable.
     """
     started = time.perf_counter()
@@ -86,16 +91,43 @@ def ingest_model(
         operators = _missing_operators(plan, stored, progress)
         if not operators:
             seconds = time.perf_counter() - started
-            kept = (stored.lineage, stored.step)
-            return Outcome("unchanged", model, plan.operators, plan.bytes_to_read, seconds, (), {}, *kept)
+            place = (stored.lineage, stored.step)
+            return Outcome("unchanged", model, plan.operators, plan.bytes_to_read, seconds, (), {}, *place)
     plan = replace(plan, operators=operators)
-    with store.writing("ingest again"), store.staging() as staging:
-        digests = _write_staged(staging, plan, settings, progress)
-        return _publish(store, staging, plan, identity, settings, digests, started, replace_existing)
+    measured = MeasuredLayers(store, plan, model, settings)
+    with store.writing("ingest again"), measured.claimed(), measured.staging() as staging:
+        if elsewhere is not None:
+            elsewhere(plan, measured, progress)
+            measured.trusted = True
+        if only_assemble:
+            _require_all(plan, measured)
+        with closing(measure(plan, settings, measured)) as measurements:
+            digests = _write_staged(staging, plan, measurements, progress)
+        outcome = _publish(
+            store, staging, plan, identity, settings, digests, measured.devices, started, replace_existing
+        )
+        measured.discard()
+        return outcome
+
+
+def _require_all(plan: Plan, measured: MeasuredLayers) -> None:
+    missing = measured.missing(plan.layers)
+    if missing:
+        numbers = ", ".join(f"{layer.stack} {layer.layer}" for layer in missing[:8])
+        raise StoreError(
+            "not every layer has been measured",
+            where=f"{plan.checkpoint.source}, {measured.directory}",
+            expected=f"{len(plan.layers)} layers",
+            found=f"{len(missing)} missing: {numbers}" + (", ..." if len(missing) > 8 else ""),
+            remedy="run the other units, ingest --unit i/n with the same options, or ingest without --unit",
+        )
 
 
 def _missing_operators(plan: Plan, stored: StoredModel, progress: Progress) -> tuple[Operator, ...]:
     """Operators of the plan the store lacks, once the content is known to be the same."""
+    missing = tuple(operator for operator in plan.operators if operator not in stored.gain_hash)
+    if stored.revision is not None and stored.revision == plan.checkpoint.revision:
+        return missing
     layers = []
     for digests in hash_layers(plan):
         layers.append(digests)
@@ -112,11 +144,13 @@ def _missing_operators(plan: Plan, stored: StoredModel, progress: Progress) -> t
             + (", other norm gains or scales" if same else ""),
             remedy=OTHER_NAME,
         )
-    return tuple(operator for operator in plan.operators if operator not in stored.gain_hash)
+    return missing
 
 
-def _write_staged(staging: Path, plan: Plan, settings: ComputeSettings, progress: Progress) -> list[LayerDigests]:
-    """Measure every layer into ``staging/<operator>/<stack>``."""
+def _write_staged(
+    staging: Path, plan: Plan, measurements: Iterator[LayerMeasurement], progress: Progress
+) -> list[LayerDigests]:
+    """Write every layer as it is measured into ``staging/<operator>/<stack>``."""
     stacks: dict[str, list[LayerPlan]] = {}
     for layer in plan.layers:
         stacks.setdefault(layer.stack, []).append(layer)
@@ -127,7 +161,7 @@ def _write_staged(staging: Path, plan: Plan, settings: ComputeSettings, progress
     }
     digests: list[LayerDigests] = []
     progress("measuring", 0, len(plan.layers))
-    for measurement in measure(plan, settings):
+    for measurement in measurements:
         digests.append(measurement.digests)
         for operator, arrays in measurement.arrays.items():
             writers[operator, measurement.plan.stack].add(measurement, arrays)
@@ -144,6 +178,7 @@ def _publish(
     identity: Identity,
     settings: ComputeSettings,
     digests: list[LayerDigests],
+    devices: Collection[str],
     started: float,
     replace_existing: bool,
 ) -> Outcome:
@@ -152,7 +187,7 @@ def _publish(
     hashes = model_hashes(digests)
     run = {
         "bytes_read": plan.bytes_to_read,
-        "device": _device_name(settings),
+        "device": "+".join(sorted(devices)),
         "compute_dtype": settings.dtype,
         "rank_cut": settings.rank_cut,
         "seconds": time.perf_counter() - started,
@@ -180,7 +215,7 @@ def _publish(
         with _withdrawn_on_failure(store, identity.model, group, plan.operators):
             if adding:
                 for operator in plan.operators:
-                    shutil.rmtree(store.arrays_path / group / operator, ignore_errors=True)
+                    store.drop_unit(group, operator)
                     (staging / operator).replace(store.arrays_path / group / operator)
             else:
                 staging.replace(store.arrays_path / group)
@@ -270,8 +305,3 @@ def _layer_facts(layer: LayerPlan) -> dict[str, Any]:
         "multiplier": layer.multiplier,
         "layer_scale": layer.layer_scale,
     }
-
-
-def _device_name(settings: ComputeSettings) -> str:
-    device = settings.resolve_device()
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

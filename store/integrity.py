@@ -27,6 +27,7 @@ from store.atlas import USER_KIND, AtlasStore, unknown_model
 from store.derivation_rows import user_columns
 from store.rows import catalogue_rows
 from store.tables import TABLES, Column, Table
+from store.unfinished import UnfinishedIngest
 
 CLOSURE_TOLERANCE = 1e-10
 """Largest difference between stored closure and closure from the stored core."""
@@ -259,4 +260,9 @@ def _verify_leftovers(store: AtlasStore, groups: set[str]) -> Iterator[Finding]:
         if path.is_dir() and path.name not in groups:
             yield Finding("", str(path), "arrays that no catalogue row names")
     for path in sorted(store.staging_path.iterdir()):
-        yield Finding("", str(path), "left by an ingest that ended early, or one that is running")
+        ingest = UnfinishedIngest.of(path)
+        if ingest is None:
+            yield Finding("", str(path), "left by a command that ended early, or one that is running")
+        else:
+            problem = f"an ingest that ended early, or is running: {ingest.measured} of {ingest.layers} layers measured"
+            yield Finding(ingest.model, str(path), problem)

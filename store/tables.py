@@ -142,9 +142,7 @@ TABLES: tuple[Table, ...] = (
             Column("sub_norm", "BOOLEAN", "a norm over all heads lies in front of W_O; T leaves it out"),
             Column("qk_norm", "BOOLEAN", "queries and keys pass a norm; the table qk has them before that"),
             Column("neutralised", "VARCHAR", "which of these T leaves out; NULL where it leaves out nothing"),
-            Column(
-                "multiplier", "DOUBLE", "scalar on the branch outside the module; part of T in scaled only"
-            ),
+            Column("multiplier", "DOUBLE", "scalar on the branch outside the module; part of T in scaled only"),
             Column(
                 "layer_scale",
                 "VARCHAR",

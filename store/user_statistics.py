@@ -29,7 +29,7 @@ from stats.errors import HeadatlasError, QueryError
 from stats.registry import Statistic
 from store.arrays import ARRAYS
 from store.atlas import AtlasStore, StoredModel
-from store.tables import TABLE_BY_NAME
+from store.tables import TABLES
 
 SQL_TYPES = {"DOUBLE": np.float64, "INTEGER": np.int64, "BOOLEAN": np.bool_}
 Function = Callable[..., Any]
@@ -96,13 +96,13 @@ def _checked(path: Path, name: str, function: Function) -> UserStatistic:
     meaning, values, formula, source, sql_type = function.__dict__["_declared"]
     parameters = tuple(inspect.signature(function).parameters)
     known = sorted(name for name, (_, axes) in ARRAYS.items() if axes[:2] == ("layer", "head"))
-    taken = {column.name for column in TABLE_BY_NAME["heads"].columns}
+    taken = {column.name: table.name for table in reversed(TABLES) for column in table.columns}
 
     def refuse(what: str, expected: str, shown: str) -> QueryError:
         return QueryError(what, where=f"{path}, {name}", expected=expected, found=shown)
 
     if name in taken:
-        raise refuse(f"heads has a column {name!r} already", "another name", name)
+        raise refuse(f"the table {taken[name]} has a column {name!r} already", "another name", name)
     if sql_type not in SQL_TYPES:
         raise refuse("a statistic of an unknown type", "one of " + ", ".join(SQL_TYPES), str(sql_type))
     if not parameters or not set(parameters) <= set(known):

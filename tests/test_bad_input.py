@@ -25,8 +25,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import cli
+import ingest.pipeline
 import store.ingestion
+from ingest.pipeline import ComputeSettings
+from ingest.plan import plan_checkpoint
+from ingest.source import open_checkpoint
 from store.atlas import AtlasStore
+from store.measured_layers import MeasuredLayers
+from store.unfinished import unfinished_ingests
 from tests import checkpoints
 from tests.checkpoints import Model, bert, gpt2, llama, save_config, save_gguf, save_safetensors, save_torch
 
@@ -80,6 +86,11 @@ def contents(directory: Path) -> dict[str, str]:
         for path in sorted(directory.rglob("*"))
         if path.name != "write.lock"
     }
+
+
+def published(directory: Path) -> dict[str, str]:
+    """The same without what is kept of ingests that have not ended."""
+    return {name: checksum for name, checksum in contents(directory).items() if not name.startswith("staging/")}
 
 
 @pytest.fixture(scope="module")
@@ -871,7 +882,7 @@ def test_a_file_as_the_store_is_a_usage_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "arguments", [("--name", "new"), ("--name", "kept", "--replace"), ("--operator", "both")], ids=" ".join
 )
-def test_a_failure_while_publishing_leaves_no_trace(
+def test_a_failure_while_publishing_loses_nothing(
     arguments: tuple[str, ...],
     step: str,
     failure: BaseException,
@@ -880,7 +891,7 @@ def test_a_failure_while_publishing_leaves_no_trace(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     path = save_safetensors(llama(seed=7), tmp_path / "kept")
-    before = contents(filled)
+    before = published(filled)
 
     def fail(*_: object) -> None:
         raise failure
@@ -893,9 +904,14 @@ def test_a_failure_while_publishing_leaves_no_trace(
     else:
         assert result.exit_code == 130
         assert "interrupted: the store is as it was" in result.stderr
-    assert contents(filled) == before
+    assert published(filled) == before
+    layers = 2 if "both" not in arguments or step else 1
+    assert f"{layers} of 2 measured layers are kept; the same command goes on from there" in result.stderr
 
-    assert invoke("ingest", path, "--store", filled, *arguments).exit_code == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(ingest.pipeline, "measure_layer", fail)
+        assert invoke("ingest", path, "--store", filled, *arguments).exit_code == 0
+    assert list((filled / "staging").iterdir()) == []
     assert invoke("verify", "--store", filled).exit_code == 0
 
 
@@ -911,23 +927,27 @@ def test_what_a_crash_left_of_an_operator_is_no_obstacle(tmp_path: Path, filled:
 
 SLOW_COMMAND_LINE = """
 import signal, time
-import cli, ingest.pipeline
+import cli, ingest.read_ahead
 
-read_weights = ingest.pipeline.read_weights
+read_weights = ingest.read_ahead.read_weights
 
 def read_slowly(*arguments):
     time.sleep(0.2)
     return read_weights(*arguments)
 
-ingest.pipeline.read_weights = read_slowly
+ingest.read_ahead.read_weights = read_slowly
 signal.signal(signal.SIGINT, signal.default_int_handler)
 cli.main()
 """
 
 
-def test_an_interruption_leaves_the_store_as_it_was(tmp_path: Path, untouched: tuple[Path, dict[str, str]]) -> None:
+def test_an_interrupted_ingest_goes_on_where_it_stopped(
+    tmp_path: Path, untouched: tuple[Path, dict[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = save_safetensors(llama(layers=40), tmp_path / "model")
-    store_path, before = untouched
+    store_path = tmp_path / "store"
+    shutil.copytree(untouched[0], store_path)
+    before = published(store_path)
     with subprocess.Popen(
         [sys.executable, "-c", SLOW_COMMAND_LINE, "ingest", str(path), "--store", str(store_path), "--device", "cpu"],
         cwd=ROOT,
@@ -937,12 +957,81 @@ def test_an_interruption_leaves_the_store_as_it_was(tmp_path: Path, untouched: t
     ) as process:
         assert process.stderr is not None
         assert process.stderr.readline() == "model: measuring, 0 of 40 layers\n"
-        assert list((store_path / "staging").iterdir()) != []
+        assert process.stderr.readline() == "model: measuring, 10 of 40 layers\n"
         process.send_signal(signal.SIGINT)
         stdout, stderr = process.communicate()
     assert process.returncode == 130
     assert stdout == ""
     assert stderr.splitlines()[-1] == "interrupted: the store is as it was"
     assert "Traceback" not in stderr
-    assert contents(store_path) == before
+    assert published(store_path) == before
     assert stored_names(store_path) == ["kept"]
+    (unfinished,) = unfinished_ingests(AtlasStore.open(store_path))
+    assert 10 <= unfinished.measured < 40
+    assert f"{unfinished.measured} of 40 measured layers are kept" in stderr
+    assert invoke("verify", "--store", store_path).exit_code == 1
+
+    measured, measure_layer = [], ingest.pipeline.measure_layer
+    monkeypatch.setattr(
+        ingest.pipeline, "measure_layer", lambda *given, **named: measured.append(1) or measure_layer(*given, **named)
+    )
+    assert invoke("ingest", path, "--store", store_path, "--device", "cpu").exit_code == 0
+    assert len(measured) == 40 - unfinished.measured
+    assert invoke("verify", "--store", store_path).exit_code == 0
+    whole = tmp_path / "whole"
+    assert invoke("ingest", path, "--store", whole).exit_code == 0
+    assert arrays_of(store_path, "model") == arrays_of(whole, "model")
+
+
+def arrays_of(store_path: Path, model: str) -> dict[str, str]:
+    """Checksum of every array file of a model's operators."""
+    group = AtlasStore.open(store_path).models()[model].array_group
+    below = contents(store_path / "arrays.zarr" / group)
+    return {name: checksum for name, checksum in below.items() if "/" in name and not name.endswith("raw/zarr.json")}
+
+
+def test_kept_layers_of_other_weights_are_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, store_path = save_safetensors(llama(seed=7), tmp_path / "model"), tmp_path / "store"
+    with monkeypatch.context() as patch:
+        patch.setattr(store.ingestion, "seal", interrupted)
+        assert invoke("ingest", path, "--store", store_path).exit_code == 130
+    save_safetensors(llama(seed=8), path)
+    assert invoke("ingest", path, "--store", store_path).exit_code == 0
+    save_safetensors(llama(seed=8), path)
+    assert invoke("ingest", path, "--store", tmp_path / "fresh").exit_code == 0
+    assert arrays_of(store_path, "model") == arrays_of(tmp_path / "fresh", "model")
+
+
+def interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:-40], lambda data: b"", lambda data: flipped(data, 1000)])
+def test_a_damaged_kept_layer_is_measured_again(
+    damage: Callable[[bytes], bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, store_path = save_safetensors(llama(seed=7), tmp_path / "model"), tmp_path / "store"
+    with monkeypatch.context() as patch:
+        patch.setattr(store.ingestion, "seal", interrupted)
+        assert invoke("ingest", path, "--store", store_path).exit_code == 130
+    (kept,) = (store_path / "staging").glob("*/decoder.1.npz")
+    kept.write_bytes(damage(kept.read_bytes()))
+    assert invoke("ingest", path, "--store", store_path).exit_code == 0
+    assert invoke("ingest", path, "--store", tmp_path / "fresh").exit_code == 0
+    assert arrays_of(store_path, "model") == arrays_of(tmp_path / "fresh", "model")
+
+
+def flipped(data: bytes, position: int) -> bytes:
+    return data[:position] + bytes([data[position] ^ 0x40]) + data[position + 1 :]
+
+
+def test_one_ingest_of_a_model_at_a_time(tmp_path: Path) -> None:
+    path = save_safetensors(llama(), tmp_path / "model")
+    store_path = tmp_path / "store"
+    planned = plan_checkpoint(open_checkpoint(str(path)))
+    measured = MeasuredLayers(AtlasStore.open_or_create(store_path), planned, "model", ComputeSettings())
+    with measured.claimed():
+        result = invoke("ingest", path, "--store", store_path)
+    assert "another process is ingesting 'model'" in result.stderr
+    assert result.exit_code == 1
+    assert invoke("ingest", path, "--store", store_path).exit_code == 0

@@ -88,7 +88,7 @@ def test_xarray_alone_opens_the_arrays(store_path: Path) -> None:
     with xarray.open_zarr(group, consolidated=False) as dataset:
         assert dataset["closure"].dims == ("layer", "head")
         assert dataset["core"].dims == ("layer", "head", "principal_o", "principal_v")
-        strongest = dataset["closure"].max().item()
+        strongest = dataset["closure"].max().compute().item()
     with open_atlas(store_path) as atlas:
         assert (
             atlas.sql("SELECT max(closure) FROM heads WHERE model = 'llama' AND operator = 'folded'").item()
@@ -308,7 +308,7 @@ def test_verify_reports_what_was_never_published(store_path: Path) -> None:
     (store.arrays_path / "orphan").mkdir()
     assert sorted(finding.problem for finding in verify(store)) == [
         "arrays that no catalogue row names",
-        "left by an ingest that ended early, or one that is running",
+        "left by a command that ended early, or one that is running",
     ]
 
 
@@ -342,7 +342,7 @@ def test_a_store_of_another_format_is_refused(store_path: Path) -> None:
     metadata = json.loads(path.read_text())
     metadata["attributes"]["headatlas_format"] = 999
     path.write_text(json.dumps(metadata))
-    with pytest.raises(StoreError, match="another format"):
+    with pytest.raises(StoreError, match="newer format"):
         AtlasStore.open(store_path)
 
 
@@ -356,19 +356,19 @@ def test_a_directory_that_is_no_store_is_refused(tmp_path: Path, spoil: Callable
         AtlasStore.open(tmp_path / "nothing")
 
 
-def test_results_do_not_depend_on_workers_or_repetition(tmp_path: Path, llama_directory: Path) -> None:
-    """Arrays are identical to the bit from run to run and for any number of workers."""
+def test_results_do_not_depend_on_threads_or_repetition(tmp_path: Path, llama_directory: Path) -> None:
+    """Arrays are identical to the bit from run to run and for any number of threads."""
     from ingest.pipeline import ComputeSettings, measure
     from ingest.plan import plan_checkpoint
     from ingest.source import open_checkpoint
 
-    def arrays(workers: int) -> list[dict[str, np.ndarray]]:
+    def arrays(threads: int) -> list[dict[str, np.ndarray]]:
         plan = plan_checkpoint(open_checkpoint(str(llama_directory)), ("raw",))
-        return [item.arrays["raw"] for item in measure(plan, ComputeSettings(device="cpu", workers=workers))]
+        return [item.arrays["raw"] for item in measure(plan, ComputeSettings(device="cpu", threads=threads))]
 
     first = arrays(1)
-    for workers in (1, 2, 3):
-        for one, other in zip(first, arrays(workers), strict=True):
+    for threads in (1, 2, 3):
+        for one, other in zip(first, arrays(threads), strict=True):
             for name in one:
                 np.testing.assert_array_equal(other[name], one[name], err_msg=name)
 

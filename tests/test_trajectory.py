@@ -54,7 +54,8 @@ def lineage_store(run_directory: Path, tmp_path: Path) -> Path:
 def test_a_directory_of_steps_is_one_command(run_directory: Path, tmp_path: Path) -> None:
     store = tmp_path / "atlas"
     result = command(store, "ingest", run_directory, "--lineage", "tiny")
-    assert [line.split(":")[0] for line in result.stdout.splitlines()] == [f"tiny@{name}" for name in STEPS]
+    rows = [line.split() for line in result.stdout.splitlines()[2:]]
+    assert [row[:3] for row in rows] == [[str(run_directory / name), f"tiny@{name}", "done"] for name in STEPS]
     assert "1 of 3 layers of tiny@step9 hold the same values and outputs as those of tiny@step0" in result.stderr
     with open_atlas(store) as atlas:
         rows = atlas.sql("SELECT model, lineage, step FROM models ORDER BY step").rows()
@@ -64,7 +65,7 @@ def test_a_directory_of_steps_is_one_command(run_directory: Path, tmp_path: Path
         ("tiny@step9", "tiny@step0", 1, False)
     ]
     again = command(store, "ingest", run_directory, "--lineage", "tiny")
-    assert again.stdout.count("nothing to do") == 4
+    assert again.stdout.count("already stored") == 4
 
 
 def test_a_step_that_is_a_copy_is_named_loudly(run_directory: Path, tmp_path: Path) -> None:
@@ -231,7 +232,10 @@ def test_a_broken_step_does_not_keep_the_others_out(run_directory: Path, tmp_pat
     (run_directory / "step10" / "model.safetensors").write_bytes(b"broken")
     result = command(tmp_path / "atlas", "ingest", run_directory, "--lineage", "tiny")
     assert result.exit_code == 1
-    assert "1 of 4 checkpoints were not stored" in result.stderr
+    (failed,) = [line for line in result.stdout.splitlines() if "failed" in line]
+    assert failed.split()[0] == str(run_directory / "step10")
+    assert "header" in failed or "short" in failed or "truncated" in failed
+    assert result.stderr.splitlines()[-1] == "3 done, 0 skipped, 1 failed"
     assert sorted(AtlasStore.open(tmp_path / "atlas").models()) == ["tiny@step0", "tiny@step200", "tiny@step9"]
 
 
