@@ -34,6 +34,8 @@ types: $(VENV)/tested-install
 docs: $(VENV)/installed
 	$(RUN)python docs/make_data_dictionary.py > docs/data-dictionary.md
 	$(RUN)python docs/make_families.py > docs/families.md
+	$(RUN)python docs/make_questions.py > docs/questions.md
+	$(RUN)python docs/make_commands.py > docs/commands.md
 
 $(RUN)python:
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'

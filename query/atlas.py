@@ -11,6 +11,7 @@ import polars as pl
 
 from query import questions
 from query.connection import connect, run
+from query.named import questions as named_questions
 from stats.errors import QueryError
 from store.atlas import AtlasStore
 from store.tables import TABLE_BY_NAME
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     import numpy as np
     import zarr
 
+    from query.intervals import RateMethod
+
 
 class Atlas:
     """Answers questions about one store. It reads a snapshot: later ingests need a new one."""
@@ -26,6 +29,8 @@ class Atlas:
     def __init__(self, root: Path) -> None:
         self._store = AtlasStore.open(root)
         self._connection = connect(self._store.catalogue_path)
+        self.timeout: float | None = None
+        """Seconds after which a query is stopped; never when None."""
 
     def __enter__(self) -> Atlas:
         return self
@@ -49,20 +54,31 @@ class Atlas:
 
         Args:
             query: DuckDB SQL over the tables and macros that ``headatlas schema`` lists.
-            parameters: values for ``$name`` in the query.
+            parameters: values for ``$name`` and ``:name`` in the query.
 
         Raises:
             QueryError: a statement that does more than read, or that DuckDB refuses.
         """
-        return run(self._connection, query, parameters)
+        return run(self._connection, query, parameters, self.timeout)
 
     def interrupt(self) -> None:
         """Stop the query that another thread is running."""
         self._connection.interrupt()
 
-    def ask(self, question: questions.Question) -> pl.DataFrame:
-        """Rows of a prepared question."""
-        return self.sql(question.sql, question.parameters)
+    def ask(self, question: questions.Question | str, /, **values: Any) -> pl.DataFrame:
+        """Rows of a prepared question, or of one by its name with values for its parameters.
+
+        Raises:
+            QueryError: no question of that name, or values it cannot take.
+        """
+        if isinstance(question, questions.Question):
+            return self.sql(question.sql, {**question.parameters, **values})
+        named = named_questions(self.path).named(question)
+        return named.answer(self, named.with_values(values))
+
+    def questions(self) -> pl.DataFrame:
+        """The questions that can be asked by name: name, description, parameters with defaults, origin."""
+        return named_questions(self.path).frame()
 
     def table(self, name: str) -> pl.LazyFrame:
         """One table of the catalogue, in key order.
@@ -71,7 +87,7 @@ class Atlas:
             QueryError: no such table.
         """
         if name not in TABLE_BY_NAME:
-            raise QueryError(f"no table named {name!r}", expected="one of " + ", ".join(TABLE_BY_NAME), found=name)
+            raise questions.unknown_table(name)
         order = ", ".join(f'"{column}"' for column in TABLE_BY_NAME[name].key)
         return self.sql(f'SELECT * FROM "{name}" ORDER BY {order}').lazy()
 
@@ -161,6 +177,18 @@ class Atlas:
         """Closure rates at a threshold by model, layer or head. See ``query.questions.closure``."""
         return self.ask(questions.closure(threshold, by, models, operator))
 
+    def closure_intervals(
+        self,
+        threshold: float = 0.9,
+        models: Sequence[str] | None = None,
+        operator: str | None = None,
+        method: RateMethod = "bootstrap",
+    ) -> pl.DataFrame:
+        """Closure rates and medians by model with 95% intervals. See ``query.intervals``."""
+        from query.intervals import closure_intervals
+
+        return closure_intervals(self, threshold, models, operator, method)
+
     def mismatch(
         self,
         threshold: float = 0.9,
@@ -180,6 +208,23 @@ class Atlas:
     ) -> pl.DataFrame:
         """The right-action law by model, group or pair. See ``query.questions.algebra``."""
         return self.ask(questions.algebra(threshold, by, models, operator))
+
+    def compare(
+        self,
+        models: Sequence[str],
+        column: str = "closure",
+        by: str = "model",
+        operator: str = "raw",
+        stacks: Sequence[str] | None = None,
+        threshold: float | None = None,
+        bins: int = 10,
+        seed: int = 0,
+    ) -> pl.DataFrame:
+        """Models against the first of them by model, depth, head or pair. See ``query.comparison.compare``."""
+        from query.comparison import compare
+        from query.selection import select
+
+        return compare(select(self, models, column, operator, stacks), by, threshold, bins, seed)
 
     def panel(self, threshold: float = 0.9) -> pl.DataFrame:
         """Published panel numbers beside this store's. See ``query.panel``."""

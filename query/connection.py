@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
@@ -11,10 +10,15 @@ from typing import Any
 import duckdb
 import polars as pl
 
+from query.interruption import stoppable
+from query.parameters import dollars, match_values
+from query.sql_errors import message, refused
 from stats.errors import QueryError, StoreError
 from store.catalogue import OFFLINE, quoted
 
 MEMORY_LIMIT = "4GB"
+NO_FRAME = ("INTERVAL", "UNION", "BIGNUM", "VARIANT")
+"""Types that Polars has no counterpart of."""
 READING = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)
 
 
@@ -38,27 +42,37 @@ def connect(catalogue: Path) -> duckdb.DuckDBPyConnection:
         connection.execute(files("query").joinpath("macros.sql").read_text(encoding="utf-8"))
         connection.execute(
             f"SET memory_limit = '{MEMORY_LIMIT}'; SET temp_directory = ''; "
-            "SET enable_external_access = false; SET lock_configuration = true"
+            "SET errors_as_json = true; SET enable_external_access = false; SET lock_configuration = true"
         )
+    except StoreError:
+        connection.close()
+        raise
     except duckdb.Error as error:
         connection.close()
         raise StoreError(
             "the catalogue cannot be opened",
             where=str(catalogue),
-            found=_message(error),
+            found=message(error),
             remedy="make it again from the arrays: headatlas rebuild",
         ) from error
     return connection
 
 
-def run(connection: duckdb.DuckDBPyConnection, query: str, parameters: Mapping[str, Any] | None = None) -> pl.DataFrame:
-    """Rows of one reading statement; parameters are ``$name`` in the text.
+def run(
+    connection: duckdb.DuckDBPyConnection,
+    query: str,
+    parameters: Mapping[str, Any] | None = None,
+    timeout: float | None = None,
+) -> pl.DataFrame:
+    """Rows of one reading statement; parameters are ``$name`` or ``:name`` in the text.
 
     Raises:
-        QueryError: not exactly one statement, one that does not only read, or one DuckDB refuses.
+        QueryError: not exactly one statement, one that does not only read, a parameter too few or too many,
+            a statement that DuckDB refuses, or one that was stopped after ``timeout`` seconds.
     """
+    text = dollars(query)
     try:
-        statements = connection.extract_statements(query)
+        statements = connection.extract_statements(text)
         if len(statements) != 1 or statements[0].type not in READING:
             raise QueryError(
                 "only a single reading statement can run",
@@ -66,29 +80,33 @@ def run(connection: duckdb.DuckDBPyConnection, query: str, parameters: Mapping[s
                 expected="one SELECT, FROM, WITH, DESCRIBE, SUMMARIZE or EXPLAIN",
                 found=", ".join(statement.type.name for statement in statements) or "no statement",
             )
-        frame: pl.DataFrame = connection.sql(query, params=dict(parameters) if parameters else None).pl()
+        values = match_values(statements[0].named_parameters, parameters or {})
+        return stoppable(connection, lambda: _frame(_relation(connection, text, values)), timeout)
+    except duckdb.InterruptException as error:
+        raise QueryError("the query was interrupted", where=" ".join(query.split())[:120]) from error
     except duckdb.Error as error:
-        raise QueryError(
-            "the query cannot be answered",
-            where=" ".join(query.split())[:120],
-            found=_message(error),
-            remedy="list tables and columns with: headatlas schema [TABLE]",
-        ) from error
-    return frame
+        raise refused(connection, query, error) from error
 
 
-def rendered(query: str, parameters: Mapping[str, Any]) -> str:
-    """The query with literals in place of its parameters, as a person would type it."""
-
-    def literal(value: Any) -> str:
-        if isinstance(value, str):
-            return "'" + value.replace("'", "''") + "'"
-        if isinstance(value, list | tuple):
-            return "[" + ", ".join(literal(item) for item in value) + "]"
-        return "NULL" if value is None else str(value)
-
-    return re.sub(r"\$(\w+)", lambda match: literal(parameters[match[1]]), query)
+def _relation(connection: duckdb.DuckDBPyConnection, text: str, values: Mapping[str, Any]) -> duckdb.DuckDBPyRelation:
+    """A statement bound to its values; errors have their parts, which those of ``connection.sql`` lack."""
+    try:
+        return connection.sql(text, params=values or None)
+    except (duckdb.BinderException, duckdb.CatalogException):
+        connection.execute(text, values or None)
+        raise
 
 
-def _message(error: duckdb.Error) -> str:
-    return str(error).strip()
+def _frame(relation: duckdb.DuckDBPyRelation) -> pl.DataFrame:
+    """Rows of a relation, which runs once; equal names are numbered."""
+    for name, kind in zip(relation.columns, relation.types, strict=True):
+        if any(part in str(kind) for part in NO_FRAME):
+            raise QueryError(
+                "a column of a type that has no place in the rows",
+                found=f"{name}: {kind}",
+                remedy="convert it, such as with ::VARCHAR",
+            )
+    if len(set(relation.columns)) < len(relation.columns):
+        frame: pl.DataFrame = relation.pl()
+        return frame
+    return pl.DataFrame(relation.materialize())

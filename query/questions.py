@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from query.connection import rendered
-from stats.errors import QueryError
+from query.parameters import rendered
+from stats.errors import QueryError, nearest
+from store.tables import TABLE_BY_NAME
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,16 @@ SCHEMA_TABLES = Question(
     "ORDER BY kind DESC, name",
     {},
 )
+
+
+def unknown_table(name: str) -> QueryError:
+    """The error for a table that the catalogue does not have."""
+    return QueryError(
+        f"no table named {name!r}",
+        expected="one of " + ", ".join(TABLE_BY_NAME),
+        found=name,
+        remedy=nearest(name, TABLE_BY_NAME),
+    )
 
 
 def table_schema(table: str) -> Question:

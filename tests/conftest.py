@@ -11,6 +11,7 @@ import torch
 
 from tests import checkpoints
 from tests.ingesting import ingest_into
+from tests.printed import DEMO_MODEL, make_demo_store
 
 
 @pytest.fixture
@@ -34,6 +35,14 @@ def sealed_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def store_path(tmp_path: Path, sealed_store: Path) -> Path:
     """A store with that checkpoint under ``llama``, both operators, and a BERT under ``bert``."""
     return Path(shutil.copytree(sealed_store, tmp_path / "atlas"))
+
+
+@pytest.fixture(scope="session")
+def demo_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The store that the documents' answers are of. Tests that use it belong to the xdist group ``demo``."""
+    if not DEMO_MODEL.exists():
+        pytest.skip(f"{DEMO_MODEL.name} is not there: run make test")
+    return make_demo_store(tmp_path_factory.mktemp("demo") / "atlas")
 
 
 @pytest.fixture(scope="module")

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
+import duckdb
 import numpy as np
+import polars as pl
 import pytest
 from click.testing import CliRunner, Result
 
 from cli import main
-from query import open_atlas
+from query import Atlas, open_atlas
+from store import catalogue
 from store.atlas import AtlasStore
 from store.integrity import rebuild, verify
+from store.tables import TABLES
+
+QUERY = Path(__file__).parent.parent / "query"
+SQL_FILES = [QUERY / "macros.sql", *sorted((QUERY / "named").glob("*.sql"))]
 
 HEADER = "import numpy as np\nfrom store.user_statistics import statistic\n"
 GOOD = (
@@ -125,3 +133,39 @@ def test_a_bad_file_is_one_error_and_stores_nothing(text: str, said: str, store_
     assert result.exit_code == 1
     assert said in result.stderr
     assert sorted(store_path.rglob("*")) == before
+
+
+def test_a_column_of_any_allowed_name_changes_no_answer(store_path: Path) -> None:
+    """Names that macros use within are no reserved words: a user's column of that name is not taken for them."""
+    store = AtlasStore.open(store_path)
+    assert CliRunner().invoke(main, ["null", "--draws", "20", "--store", str(store_path)]).exit_code == 0
+    assert CliRunner().invoke(main, ["capacity", "--store", str(store_path)]).exit_code == 0
+    arguments = {"threshold": "0.02", "how_many": "3", "bins": "2"}
+
+    def answers(atlas: Atlas) -> dict[str, pl.DataFrame]:
+        macros = atlas.sql(
+            "SELECT function_name, parameters FROM duckdb_functions() "
+            "WHERE function_type = 'table_macro' AND NOT internal ORDER BY 1"
+        ).rows()
+        queries = [f"{name}({', '.join(arguments[item] for item in given)})" for name, given in macros]
+        found = {query: atlas.sql(f"FROM {query}") for query in queries}
+        found |= {name: atlas.ask(name, **({"model": "llama"} if name == "layer-profile" else {})) for name in named}
+        return found | {"panel": atlas.panel(0.02)}
+
+    with open_atlas(store_path) as atlas:
+        named = atlas.questions()["name"].to_list()
+        before = answers(atlas)
+    reserved = {column.name for table in TABLES for column in table.columns}
+    aliases = set(re.findall(r"\bAS (\w+)\b", "".join(path.read_text() for path in SQL_FILES)))
+    names = sorted((aliases | {name for frame in before.values() for name in frame.columns}) - reserved - {"TABLE"})
+    assert len(names) > 60
+
+    def add(connection: duckdb.DuckDBPyConnection) -> None:
+        for name in names:
+            connection.execute(f'ALTER TABLE heads ADD COLUMN "{name}" DOUBLE DEFAULT 0.5')
+
+    catalogue.change(store.catalogue_path, add)
+    with open_atlas(store_path) as atlas:
+        after = answers(atlas)
+    for query, frame in before.items():
+        assert after[query].equals(frame), query

@@ -1,0 +1,8 @@
+-- question: the right-action law of each strong head over the heads that share its values
+-- param threshold DOUBLE 0..1 = 0.9: closure at or above which a head is strong
+-- param models VARCHAR[] of models.model = NULL: models to keep; all where NULL
+-- param operator VARCHAR of operators.operator = NULL: raw, folded or scaled; each on its own rows where NULL
+SELECT *
+FROM algebra_by_group($threshold)
+WHERE ($models IS NULL OR list_contains($models, model)) AND ($operator IS NULL OR operator = $operator)
+ORDER BY model, operator DESC, stack, layer, kv_head, read_head;
