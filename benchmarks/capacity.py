@@ -1,6 +1,6 @@
 """Capacity: heads per second of the assignment and of the refinement, on made-up spectra.
 
-    python benchmarks/capacity.py [--heads 8] [--iterations 100]
+    python benchmarks/capacity.py [--heads 8] [--iterations 100] [--quick]
 
 Spectra have the shape of a trained head's: singular values over a decade, cosines from near one to
 near zero. The assignment runs on one core, the refinement on torch's threads; on a busy machine set
@@ -15,7 +15,7 @@ import time
 
 import numpy as np
 import torch
-from measuring import ROOT, save
+from measuring import save
 
 from stats.capacity import assignment_capacity
 from stats.refinement import refine_assignment
@@ -59,7 +59,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--heads", type=int, default=8)
     parser.add_argument("--iterations", type=int, default=100)
+    parser.add_argument("--quick", action="store_true", help="one head, two steps")
     options = parser.parse_args()
+    if options.quick:
+        options.heads, options.iterations = 1, 2
     figures = {f"d_head {d_head}": measure(options.heads, d_head, options.iterations) for d_head in (64, 128)}
     for name, figure in figures.items():
         print(name)
@@ -67,7 +70,7 @@ def main() -> None:
             print(f"  {key:<30} {value:12.4f}")
     settings = {"heads": options.heads, "iterations": options.iterations, "threads": torch.get_num_threads()}
     path = save("capacity", {**settings, "figures": figures})
-    print(f"written to {path.relative_to(ROOT)}")
+    print(f"written to {path}")
 
 
 if __name__ == "__main__":

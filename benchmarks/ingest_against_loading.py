@@ -1,6 +1,6 @@
 """Ingest against the routes that load the whole model, in one run on the same checkpoint.
 
-    python benchmarks/ingest_against_loading.py [--repeats 5]
+    python benchmarks/ingest_against_loading.py [--repeats 5] [--quick]
 
 Needs models/SmolLM2-135M-Instruct.gguf (`make demo` fetches it), transformers, and for the
 TransformerLens route its package; a route whose package is missing is left out and said so. The
@@ -35,7 +35,11 @@ def main() -> None:
     """Run every route in turns and print medians and ratios."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
-    repeats = parser.parse_args().repeats
+    parser.add_argument("--quick", action="store_true", help="two routes, once")
+    options = parser.parse_args()
+    repeats = 1 if options.quick else options.repeats
+    if not GGUF.exists():
+        raise SystemExit(f"{GGUF} is not there; make demo fetches it")
     with tempfile.TemporaryDirectory() as temporary:
         directory = Path(temporary) / "SmolLM2-135M-Instruct"
         run([python(), str(HERE / "smollm2_directory.py"), str(GGUF), str(directory)])
@@ -47,7 +51,9 @@ def main() -> None:
             "transformers and a loop": ([python(), str(HERE / "route_transformers.py"), str(directory)], weights),
             "transformers and a loop, GGUF": ([python(), str(HERE / "route_transformers.py"), str(GGUF)], GGUF),
         }
-        if importlib.util.find_spec("transformer_lens"):
+        if options.quick:
+            routes = {name: routes[name] for name in ("ingest, safetensors", "transformers and a loop")}
+        elif importlib.util.find_spec("transformer_lens"):
             routes["TransformerLens"] = ([python(), str(HERE / "route_transformerlens.py"), str(directory)], weights)
         else:
             print("TransformerLens is not installed: its route is left out")
@@ -76,7 +82,7 @@ def main() -> None:
             f"{figure['fetched_bytes'] / 1e6:11.1f}   {ratios}"
         )
     path = save("ingest_against_loading", {"repeats": repeats, "medians": figures})
-    print(f"written to {path.relative_to(ROOT)}")
+    print(f"written to {path}")
 
 
 if __name__ == "__main__":

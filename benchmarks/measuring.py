@@ -14,12 +14,13 @@ from pathlib import Path
 from statistics import median
 
 ROOT = Path(__file__).parent.parent
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(os.environ.get("HEADATLAS_BENCHMARK_RESULTS") or Path(__file__).parent / "results")
+"""Where figures are written; runs that only try a benchmark write elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One finished process."""
+    """One finished process; ``peak_mib`` is never below what the measuring process took when it started it."""
 
     wall_seconds: float
     peak_mib: float
@@ -80,6 +81,7 @@ def machine() -> dict[str, str | int]:
         "cpu": model,
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30),
+        "load": round(os.getloadavg()[0], 2),
         "python": platform.python_version(),
         "commit": subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, text=True).strip(),
     }
@@ -87,7 +89,7 @@ def machine() -> dict[str, str | int]:
 
 def save(name: str, figures: Mapping[str, object]) -> Path:
     """Write figures, with the machine, to ``benchmarks/results/<name>.json``."""
-    RESULTS.mkdir(exist_ok=True)
+    RESULTS.mkdir(parents=True, exist_ok=True)
     path = RESULTS / f"{name}.json"
     path.write_text(json.dumps({"machine": machine(), **figures}, indent=1) + "\n", encoding="utf-8")
     return path

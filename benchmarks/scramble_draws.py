@@ -5,11 +5,12 @@ medians of the five. ``qr`` draws A and B as the Q of Gaussian matrices by torch
 multiplies out C for every draw. ``independent`` takes one draw from each pair of
 ``stats.scramble``. ``fast`` takes ``draws_per_pair`` of them. The p-value tail is timed beside them.
 
-    python benchmarks/scramble_draws.py
+    python benchmarks/scramble_draws.py [--quick]
 """
 
 from __future__ import annotations
 
+import argparse
 import time
 from collections.abc import Callable
 from statistics import median
@@ -50,7 +51,7 @@ def seconds(action: Callable[[], Tensor]) -> float:
     return time.perf_counter() - started
 
 
-def compare(d_head: int) -> dict[str, float]:
+def compare(d_head: int, repeats: int) -> dict[str, float]:
     """Seconds for a draw by every route, their ratios, and what the panel would take."""
     generator = torch.Generator().manual_seed(d_head)
     sigma = torch.rand(FAST_HEADS, d_head, generator=generator, dtype=torch.float64).sort(-1, descending=True).values
@@ -69,7 +70,7 @@ def compare(d_head: int) -> dict[str, float]:
     for _, action in routes.values():
         action()
     taken: dict[str, list[float]] = {name: [] for name in routes}
-    for _ in range(REPEATS):
+    for _ in range(repeats):
         for name, (count, action) in routes.items():
             taken[name].append(seconds(action) / count)
     each = {name: median(values) for name, values in taken.items()}
@@ -88,11 +89,15 @@ def compare(d_head: int) -> dict[str, float]:
 
 def main() -> None:
     """Measure at both widths on one thread and save."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="once, d_head 64 alone")
+    quick = parser.parse_args().quick
+    repeats = 1 if quick else REPEATS
     torch.set_num_threads(1)
-    figures = {f"d_head_{d_head}": compare(d_head) for d_head in (64, 128)}
+    figures = {f"d_head_{d_head}": compare(d_head, repeats) for d_head in ((64,) if quick else (64, 128))}
     path = save(
         "scramble_draws",
-        {"threads": 1, "panel_heads": PANEL_HEADS, "draws": DRAWS, "repeats": REPEATS, **figures},
+        {"threads": 1, "panel_heads": PANEL_HEADS, "draws": DRAWS, "repeats": repeats, **figures},
     )
     print(path.read_text(encoding="utf-8"))
 

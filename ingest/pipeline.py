@@ -8,16 +8,18 @@ how many cores there are.
 from __future__ import annotations
 
 import os
+import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
 
-from ingest.factors import LayerDigests, head_factors, layer_digests
+from ingest.factors import LayerDigests, LayerWeights, head_factors, layer_digests
 from ingest.plan import LayerPlan, Operator, Plan
 from ingest.read_ahead import ReadAhead
 from stats.errors import HeadatlasError
@@ -138,6 +140,7 @@ def measure(plan: Plan, settings: ComputeSettings, kept: KeptLayers | None = Non
     workers = _at_once(plan, settings)
     unread = kept.missing(plan.layers) if kept is not None and kept.trusted else plan.layers
     ahead = ReadAhead(replace(plan, layers=tuple(unread)), workers)
+    own = threading.local()
 
     def work(layer: LayerPlan) -> LayerMeasurement:
         recalled = kept.recall(layer) if kept else None
@@ -148,23 +151,25 @@ def measure(plan: Plan, settings: ComputeSettings, kept: KeptLayers | None = Non
         if recalled is not None and recalled.digests == digests:
             return recalled
         arrays: dict[Operator, dict[str, np.ndarray]] = {}
-        for operator in plan.operators:
-            factors = head_factors(weights, layer, operator, device, dtype)
-            kv_head = factors.kv_head.cpu().numpy()
-            measured = measure_layer(
-                factors.output,
-                factors.value,
-                factors.query,
-                factors.key,
-                factors.kv_head,
-                rank_cut,
-                two_spaces=layer.two_spaces,
-                keep_bases=settings.keep_factors,
-            )
-            del factors
-            for head in layer.pruned:
-                measured["reason"][head] = REASON_CODE["pruned"]
-            arrays[operator] = {name: tensor.cpu().numpy() for name, tensor in measured.items()}
+        with _stream(device, own):
+            weights = _moved(weights, device)
+            for operator in plan.operators:
+                factors = head_factors(weights, layer, operator, device, dtype)
+                kv_head = factors.kv_head.cpu().numpy()
+                measured = measure_layer(
+                    factors.output,
+                    factors.value,
+                    factors.query,
+                    factors.key,
+                    factors.kv_head,
+                    rank_cut,
+                    two_spaces=layer.two_spaces,
+                    keep_bases=settings.keep_factors,
+                )
+                del factors
+                for head in layer.pruned:
+                    measured["reason"][head] = REASON_CODE["pruned"]
+                arrays[operator] = {name: tensor.cpu().numpy() for name, tensor in measured.items()}
         measurement = LayerMeasurement(layer, kv_head, arrays, digests)
         if kept is not None:
             kept.keep(measurement)
@@ -172,6 +177,28 @@ def measure(plan: Plan, settings: ComputeSettings, kept: KeptLayers | None = Non
 
     with ahead:
         yield from in_order(plan.layers, work, workers)
+
+
+def _stream(device: torch.device, own: threading.local) -> AbstractContextManager[object]:
+    """A CUDA stream of the calling thread's own, so that one layer is moved while another is measured."""
+    if device.type != "cuda":
+        return nullcontext()
+    if not hasattr(own, "stream"):
+        own.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    return torch.cuda.stream(own.stream)
+
+
+def _moved(weights: LayerWeights, device: torch.device) -> LayerWeights:
+    """Projections on a CUDA device in the checkpoint's dtype, from pinned memory; as they are on any other.
+
+    They become the compute dtype there: copying them in it would move up to four times the bytes.
+    """
+    if device.type != "cuda":
+        return weights
+    w_q, w_k, w_v, w_o = (
+        w.pin_memory().to(device, non_blocking=True) for w in (weights.w_q, weights.w_k, weights.w_v, weights.w_o)
+    )
+    return replace(weights, w_q=w_q, w_k=w_k, w_v=w_v, w_o=w_o)
 
 
 def _at_once(plan: Plan, settings: ComputeSettings) -> int:
@@ -190,7 +217,10 @@ def _at_once(plan: Plan, settings: ComputeSettings) -> int:
             remedy="allow more, or compute in --dtype float32, which takes half",
         )
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 2**32
-    wanted = settings.threads or (cores() if settings.resolve_device().type == "cpu" else 2)
+    device = settings.resolve_device()
+    if device.type == "cuda":
+        free = min(free, torch.cuda.mem_get_info(device)[0])
+    wanted = settings.threads or (cores() if device.type == "cpu" else 2)
     fitting = (settings.memory or free // 2) // per_layer
     if settings.threads and settings.memory is None:
         fitting = wanted

@@ -113,7 +113,7 @@ def _range_angles(basis: Tensor, kv_head: Tensor) -> tuple[Tensor, Tensor]:
                 outside = own - overlap[place] @ other
             else:
                 outside = other - overlap[place].mT @ own
-            sine = torch.linalg.svdvals(outside).clamp(max=1.0)
+            sine = torch.linalg.svdvals(outside.mT).clamp(max=1.0)
             low[place] = sine[last[place]].asin()
             if furthest[place].square() > 0.5:
                 high[place] = sine[0].asin()
