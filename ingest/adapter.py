@@ -20,6 +20,12 @@ FACTOR = re.compile(r"(?P<module>.+)\.lora_(?P<factor>[AB])(\.(?P<adapter>[^.]+)
 SAVED = re.compile(r"(?P<module>.+?)(\.modules_to_save(\.[^.]+)?|\.base_layer)?\.weight")
 NOT_OF_ATTENTION = re.compile(r"\.lora_embedding_[AB]\b|\.original_module\.|\.bias$")
 
+NAME = re.compile(r"[\w.]+")
+"""A key of a pattern mapping that is the end of a module's name, its dots meant as dots."""
+
+MOST_PATTERNS = 100
+"""Keys of a pattern mapping that are more than a name; each is tried on every module."""
+
 DEFAULTS: Mapping[str, Any] = {"r": 8, "lora_alpha": 8}
 INITIALISATIONS = (None, True, False, "gaussian", "eva", "orthogonal")
 """Values of ``init_lora_weights`` that leave the base as it was; others move a part of it into the adapter."""
@@ -67,11 +73,11 @@ class Adapter:
         """
         rank = self._setting("rank_pattern", "r", module)
         alpha = self._setting("alpha_pattern", "lora_alpha", module)
-        if type(rank) is not int or rank < 1 or type(alpha) not in (int, float):
+        if type(rank) is not int or not 0 < rank < 2**31 or type(alpha) not in (int, float) or not abs(alpha) <= 1e30:
             raise CheckpointError(
                 "the adapter's configuration gives no scale",
                 where=f"{self.location}, module {module}",
-                expected="a positive integer r and a number lora_alpha",
+                expected="a positive integer r below 2^31 and a number lora_alpha up to 1e30",
                 found=f"r {rank!r}, lora_alpha {alpha!r}"[:200],
                 remedy="correct adapter_config.json",
             )
@@ -79,19 +85,40 @@ class Adapter:
 
     def _setting(self, patterns: str, key: str, module: str) -> Any:
         listed = self.config.get(patterns) or {}
-        try:
-            for pattern, value in listed.items():
-                if re.match(rf"(.*\.)?({pattern})$", module):
-                    return value
-        except (re.error, AttributeError) as error:
-            raise CheckpointError(
-                f"{patterns} does not map patterns of module names",
-                where=self.location,
-                expected="an object with regular expressions as keys",
-                found=repr(listed)[:200],
-                remedy="correct adapter_config.json",
-            ) from error
+        if not isinstance(listed, dict) or sum(not NAME.fullmatch(each) for each in listed) > MOST_PATTERNS:
+            raise self._no_patterns(patterns, listed)
+        for pattern, value in listed.items():
+            matches = ends_with(pattern, module)
+            if matches is None:
+                raise self._no_patterns(patterns, pattern)
+            if matches:
+                return value
         return self.config.get(key, DEFAULTS[key])
+
+    def _no_patterns(self, patterns: str, found: Any) -> CheckpointError:
+        return CheckpointError(
+            f"{patterns} does not map patterns of module names",
+            where=self.location,
+            expected=f"an object with regular expressions as keys, {MOST_PATTERNS} at most beside plain names",
+            found=repr(found)[:200],
+            remedy="correct adapter_config.json",
+        )
+
+
+def ends_with(pattern: str, module: str) -> bool | None:
+    """Whether the end of a module's name matches a pattern; None if it is no pattern.
+
+    Patterns run in an engine whose time is linear in the name's length: Python's own takes forever over
+    some, and both come from the adapter.
+    """
+    if NAME.fullmatch(pattern):
+        return f".{module}".endswith(f".{pattern}")
+    import polars as pl
+
+    try:
+        return bool(pl.Series([module]).str.contains(rf"^(?:.*\.)?(?:{pattern})$")[0])
+    except (pl.exceptions.PolarsError, UnicodeError):
+        return None
 
 
 def read_adapter(folder: Folder) -> Adapter:

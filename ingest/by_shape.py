@@ -47,6 +47,8 @@ ATTENTION_WORDS = re.compile(r"att|query|key|value|qkv|[qkvo]_(proj|lin)|w[qkvo]
 OUTER_NORM = re.compile(r"norm\.\w+$")
 NUMBER = re.compile(r"(?<![^.])\d{1,6}(?![^.])")
 MOST_LISTED = 12
+MOST_WORDS = 16
+"""Words from the layer's block to the end of a tensor's name; what stands before is prefix."""
 
 Knowing = list[tuple[Family, Projections]]
 """Rows that know attention of certain names, and their form of it."""
@@ -160,10 +162,11 @@ def _without_numbers(name: str) -> str:
 
 
 def _endings(name: str) -> Iterator[tuple[str, str]]:
-    """Every way to part a dotted name in front of one of its words."""
-    yield "", name
-    for dot in re.finditer(r"\.", name):
-        yield name[: dot.end()], name[dot.end() :]
+    """Every way to part a dotted name in front of one of its last words."""
+    words = name.rsplit(".", MOST_WORDS)
+    for number in range(len(words)):
+        ending = ".".join(words[number:])
+        yield name.removesuffix(ending), ending
 
 
 def _sizes(checkpoint: Checkpoint, place: Place, projections: Projections) -> dict[str, int]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ingest.checkpoint import TensorHeader
-from ingest.safetensors_file import MOST_AXES, ByteSource, LocalFile, read_bytes, truncated
+from ingest.safetensors_file import MOST_AXES, ByteSource, LocalFile, read_bytes, truncated, unopenable
 from stats.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -26,6 +26,12 @@ SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "
 STRING, ARRAY = 8, 9
 FIRST_PIECE = 64 * 1024
 """Bytes of the header that are fetched first; a vocabulary makes it longer by megabytes."""
+
+LEAST_RECORD, LEAST_FIELD = 24, 13
+"""Bytes that a tensor and a metadata key take at least."""
+
+MOST_STRINGS = 10_000_000
+"""Texts in an array; the largest vocabularies have some hundred thousand."""
 
 LONGEST_ARRAY_KEPT = 4096
 """Arrays longer than this are vocabularies and their scores; per-layer settings are shorter."""
@@ -106,10 +112,12 @@ class GgufFile:
             raise truncated(self._name, 24, self._source.size)
         if self._path is None:
             return self._parse_piecewise()
-        with (
-            self._path.open("rb") as stream,
-            mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
-        ):
+        try:
+            with self._path.open("rb") as stream:
+                whole = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+        except (OSError, ValueError) as error:
+            raise unopenable(self._name, str(error)) from error
+        with whole as mapped:
             return self._parse(_Cursor(mapped, self._name, len(mapped)))
 
     def _parse_piecewise(self) -> tuple[dict[str, Any], dict[str, TensorHeader], dict[str, int]]:
@@ -128,17 +136,27 @@ class GgufFile:
         if magic != b"GGUF" or version not in (2, 3):
             raise self._malformed("the letters GGUF and version 2 or 3", f"{magic!r}, version {version}")
         n_tensors, n_fields = cursor.scalar("Q"), cursor.scalar("Q")
+        least = cursor.position + n_tensors * LEAST_RECORD + n_fields * LEAST_FIELD
+        if least > cursor.size:
+            raise truncated(self._name, least, cursor.size)
         metadata = {}
         for _ in range(n_fields):
             name = cursor.text()
+            if name in metadata:
+                raise self._malformed("every metadata key once", f"{name[:200]!r} twice")
             metadata[name] = self._value(cursor, cursor.scalar("I"), nested=0)
-        records = [self._record(cursor) for _ in range(n_tensors)]
+        records: dict[str, tuple[tuple[int, ...], int, int]] = {}
+        for _ in range(n_tensors):
+            name, shape, type_number, offset = self._record(cursor)
+            if name in records:
+                raise self._malformed("every tensor once", f"{name[:200]!r} twice")
+            records[name] = shape, type_number, offset
         alignment = metadata.get("general.alignment", 32)
-        if not isinstance(alignment, int) or alignment < 1:
+        if type(alignment) is not int or alignment < 1:
             raise self._malformed("a positive general.alignment", repr(alignment))
-        start = math.ceil(cursor.position / alignment) * alignment
+        start = -(-cursor.position // alignment) * alignment
         headers, offsets = {}, {}
-        for name, shape, type_number, offset in records:
+        for name, (shape, type_number, offset) in records.items():
             dtype, nbytes = self._stored_size(name, shape, type_number)
             if start + offset + nbytes > cursor.size:
                 raise truncated(f"{self._name}, tensor {name}", start + offset + nbytes, cursor.size)
@@ -161,6 +179,8 @@ class GgufFile:
             start = cursor.skip(struct.calcsize(code))
             return list(struct.unpack_from(code, cursor.buffer, start)) if count <= LONGEST_ARRAY_KEPT else None
         if kind == STRING:
+            if count > MOST_STRINGS and count <= cursor.size // 8:
+                raise self._malformed(f"at most {MOST_STRINGS:,} texts in an array", f"{count:,}")
             length = struct.Struct("<Q").unpack_from
             buffer, position, last = cursor.buffer, cursor.position, cursor.there - 8
             for _ in range(count):
@@ -186,8 +206,9 @@ class GgufFile:
         except ValueError as error:
             raise self._malformed(f"a known value type for tensor {name}", f"type {type_number}") from error
         per_block, block_bytes = GGML_QUANT_SIZES[kind]
-        if shape and shape[-1] % per_block:
-            raise self._malformed(f"rows of tensor {name} in blocks of {per_block}", f"rows of {shape[-1]}")
+        if (shape[-1] if shape else 1) % per_block:
+            found = f"rows of {shape[-1] if shape else 1}"
+            raise self._malformed(f"rows of tensor {name} in blocks of {per_block}", found)
         return kind.name, math.prod(shape) // per_block * block_bytes
 
     def _malformed(self, expected: str, found: str) -> CheckpointError:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import json
 import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
+from ingest.json_text import parsed_json
 from stats.errors import CheckpointError
 
 STEP = re.compile(r"(?:step|checkpoint|ckpt|iter(?:ation)?)[-_=]?(\d+)", re.IGNORECASE)
@@ -35,7 +35,7 @@ def step_of(source: str) -> int | None:
     """
     state = Path(source) / TRAINER_STATE
     try:
-        recorded = json.loads(state.read_text(encoding="utf-8")).get("global_step")
+        recorded = parsed_json(state.read_bytes()).get("global_step") if state.is_file() else None
     except (OSError, ValueError, AttributeError):
         recorded = None
     if isinstance(recorded, int) and not isinstance(recorded, bool) and recorded >= 0:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
@@ -10,6 +9,7 @@ from typing import Any, Protocol
 from ingest.checkpoint import Checkpoint, TensorFile
 from ingest.gguf_checkpoint import gguf_parts, open_gguf
 from ingest.gguf_file import GgufFile
+from ingest.json_text import parsed_json
 from ingest.safetensors_file import LocalFile, SafetensorsFile, unopenable
 from ingest.torch_file import TorchFile
 from stats.errors import CheckpointError
@@ -101,6 +101,8 @@ class LazyFiles(Mapping[str, TensorFile]):
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file, or the reason it is not one."""
     try:
+        if not path.is_file():
+            raise unopenable(str(path), "not a regular file" if path.exists() else "No such file or directory")
         if path.stat().st_size > LARGEST_JSON:
             raise CheckpointError(
                 "a JSON file is too large to be one",
@@ -114,11 +116,11 @@ def read_json(path: Path) -> dict[str, Any]:
     return parse_json(content, str(path))
 
 
-def parse_json(content: bytes, where: str) -> dict[str, Any]:
-    """A JSON object, or the reason why a file's content is none."""
+def parse_json(content: bytes, where: str, unique: bool = False) -> dict[str, Any]:
+    """A JSON object, or why a file's content is none; ``unique`` refuses a key that is there twice."""
     try:
-        value = json.loads(content.decode("utf-8"))
-    except (ValueError, RecursionError) as error:
+        value = parsed_json(content, unique)
+    except ValueError as error:
         raise CheckpointError(
             "a file is not valid JSON", where=where, found=str(error)[:200], remedy="download the file again"
         ) from error
@@ -258,7 +260,7 @@ def shard_index(index: Mapping[str, Any], where: str) -> dict[str, str]:
             remedy="download the index again",
         )
     for tensor, name in weight_map.items():
-        if not isinstance(name, str) or PurePosixPath(name).name != name or name in ("", "..") or {*"\\\0"} & {*name}:
+        if not isinstance(name, str) or not _is_plain_name(name):
             raise CheckpointError(
                 "the index names a file outside its directory",
                 where=f"{where}, tensor {tensor}",
@@ -267,6 +269,13 @@ def shard_index(index: Mapping[str, Any], where: str) -> dict[str, str]:
                 remedy="do not trust this checkpoint; download it again from its source",
             )
     return weight_map
+
+
+def _is_plain_name(name: str) -> bool:
+    """Whether a text names a file within its directory on every system."""
+    return (
+        PurePosixPath(name).name == name and name not in ("", "..") and not {*"\\\0"} & {*name} and name.isprintable()
+    )
 
 
 def _assemble(

@@ -23,7 +23,7 @@ from ingest.sizes import (
     scalar,
     without_heads,
 )
-from stats.errors import CheckpointError
+from stats.errors import CheckpointError, shown
 
 Operator = Literal["raw", "folded", "scaled"]
 """Weights as stored; with the norms multiplied in; with what multiplies the branch outside as well."""
@@ -136,6 +136,12 @@ class Plan:
         """The family rows that were used, joined by ``+``."""
         return "+".join(dict.fromkeys(stack.family.model_type for stack in self.recognition.stacks))
 
+    @property
+    def architecture(self) -> str | None:
+        """What the configuration calls the model's class, as a text that can be stored and printed."""
+        named = self.checkpoint.config.get("model_type")
+        return None if named is None else shown(str(named))
+
     @cached_property
     def tensors(self) -> tuple[TensorHeader, ...]:
         """Headers of every tensor that will be read, each once, in reading order."""
@@ -227,7 +233,7 @@ def _plan_stack(checkpoint: Checkpoint, stack: Stack, operators: Sequence[Operat
         elif number in headless:
             skipped.append(SkippedLayer(stack.name, number, "the configuration gives the layer no heads"))
         elif number not in blocks:
-            called = f" ({types[number]})" if number < len(types) else ""
+            called = f" ({shown(types[number])[:100]})" if number < len(types) else ""
             skipped.append(SkippedLayer(stack.name, number, f"no attention tensors in the checkpoint{called}"))
         else:
             sizes = head_sizes(checkpoint, stack, blocks[number].projections, number)

@@ -12,7 +12,7 @@ from ingest.families import FAMILIES, GGUF_FAMILIES
 from ingest.family import Family
 from ingest.refusals import REFUSED
 from ingest.towers import WRAPPED
-from stats.errors import CheckpointError
+from stats.errors import CheckpointError, shown
 
 PARTS: Mapping[str, str] = {
     "text_config": "",
@@ -107,7 +107,8 @@ def _by_shape(checkpoint: Checkpoint, table: Mapping[str, tuple[Family, ...]]) -
         f"{unknown}: read as {family.model_type}, separate {', '.join(family.projections[0].roles.values())}, "
         "by names and shapes; check with `headatlas verify MODEL --against transformers`"
     )
-    return Recognition((Stack(family.stack, family, config, norms_known=False),), "names and shapes", (note,))
+    stack = Stack(family.stack, family, config, norms_known=False)
+    return Recognition((stack,), "names and shapes", (shown(note),))
 
 
 def _parts(config: Mapping[str, Any], wrapper: str, above: str = "") -> Iterator[Part]:
@@ -147,7 +148,8 @@ def _wrapped(checkpoint: Checkpoint, table: Mapping[str, tuple[Family, ...]], pa
             known.append(part.by)
             stacks += _stacks_of_part(part, _stacks(checkpoint, table, part.model_type, part.config))
         elif part.tower:
-            notes.append(f"{part.tower} attention left aside: {part.key} names the unknown family {part.model_type!r}")
+            unknown = f"{part.key} names the unknown family {part.model_type!r}"
+            notes.append(shown(f"{part.tower} attention left aside: {unknown}"))
         elif part.model_type in REFUSED:
             raise _unknown(checkpoint, table, part.model_type)
         else:

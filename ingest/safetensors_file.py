@@ -5,7 +5,6 @@ A file is an 8-byte little-endian header length, that many bytes of JSON, and th
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import stat
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ingest.checkpoint import TensorHeader
+from ingest.json_text import parsed_json
 from stats.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -134,8 +134,8 @@ class SafetensorsFile:
         if 8 + length > source.size:
             raise truncated(source.name, 8 + length, source.size)
         try:
-            entries = json.loads(read_bytes(source, 8, length))
-        except (ValueError, RecursionError) as error:
+            entries = parsed_json(read_bytes(source, 8, length), unique=True)
+        except ValueError as error:
             raise self._malformed("a JSON header", str(error)) from error
         if not isinstance(entries, dict):
             raise self._malformed("a JSON object", type(entries).__name__)
@@ -143,15 +143,28 @@ class SafetensorsFile:
         headers, offsets = {}, {}
         for name, entry in entries.items():
             headers[name], offsets[name] = self._tensor(name, entry, 8 + length)
+        self._refuse_overlap(headers, offsets)
         return headers, offsets
+
+    def _refuse_overlap(self, headers: Mapping[str, TensorHeader], offsets: Mapping[str, int]) -> None:
+        """No byte may belong to two tensors; those without a value have no byte."""
+        end, before = 0, ""
+        for name in sorted((name for name in headers if headers[name].nbytes), key=offsets.__getitem__):
+            if offsets[name] < end:
+                raise self._malformed(f"tensor {name} behind the values of {before}", "values that overlap")
+            end, before = offsets[name] + headers[name].nbytes, name
 
     def _tensor(self, name: str, entry: Any, start: int) -> tuple[TensorHeader, int]:
         """One entry of the header, checked against the file, and where its values start."""
         try:
-            dtype, shape = str(entry["dtype"]), tuple(int(size) for size in entry["shape"])
-            first, last = (int(offset) for offset in entry["data_offsets"])
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            dtype, shape, (first, last) = entry["dtype"], entry["shape"], entry["data_offsets"]
+        except (KeyError, TypeError, ValueError) as error:
             raise self._malformed(f"dtype, shape and data_offsets for tensor {name}", repr(entry)[:200]) from error
+        if not isinstance(dtype, str) or not isinstance(shape, list):
+            raise self._malformed(f"a text as dtype and a list as shape for tensor {name}", repr(entry)[:200])
+        if any(type(size) is not int for size in (first, last, *shape)):
+            raise self._malformed(f"integers as shape and data_offsets for tensor {name}", repr(entry)[:200])
+        shape = tuple(shape)
         nbytes = last - first
         if len(shape) > MOST_AXES or nbytes < 0 or any(not 0 <= size < 2**63 for size in (first, last, *shape)):
             raise self._malformed(f"sizes for tensor {name} that a file can have", repr(entry)[:200])

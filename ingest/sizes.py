@@ -15,6 +15,10 @@ MOST_LAYERS = 10_000
 """Layers a configuration may speak of: each one that has no attention is listed."""
 
 
+LARGEST_SCALAR = 1e30
+"""What a scalar may be: its products stay finite in float64."""
+
+
 @dataclass(frozen=True, slots=True)
 class LatentSizes:
     """Ranks of the latents (``query_rank`` is 0 for a full query) and the two parts of a key."""
@@ -80,7 +84,8 @@ def depth(checkpoint: Checkpoint, stack: Stack) -> Depth:
     counted = len(listed) if isinstance(listed, list) else family.setting(config, *keys.depth)
     layers = positive(checkpoint, (*keys.layer_list, *keys.depth), counted, MOST_LAYERS)
     trailing = family.setting(config, *keys.trailing) if keys.trailing else None
-    if isinstance(trailing, int):
+    if trailing:
+        trailing = positive(checkpoint, keys.trailing, trailing, MOST_LAYERS)
         layers = positive(checkpoint, (*keys.depth, *keys.trailing), layers - trailing, MOST_LAYERS)
     if isinstance(family.inner_count, int):
         return Depth(layers, family.inner_count)
@@ -191,11 +196,11 @@ def scalar(checkpoint: Checkpoint, stack: Stack, name: str) -> float:
     value = stack.family.setting(stack.config, name) if name else None
     if value is None:
         return 1.0
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= LARGEST_SCALAR:
         raise CheckpointError(
             "the configuration does not give a multiplier",
             where=f"{checkpoint.source}, {name}",
-            expected="a number",
+            expected=f"a number up to {LARGEST_SCALAR:g}",
             found=repr(value)[:100],
             remedy="correct the configuration the model was saved with",
         )

@@ -46,7 +46,7 @@ def plan_summary(plan: Plan) -> dict[str, Any]:
         "source": checkpoint.source,
         "revision": checkpoint.revision,
         "format": checkpoint.format,
-        "architecture": checkpoint.config.get("model_type"),
+        "architecture": plan.architecture,
         "family": plan.family,
         "recognised_by": plan.recognition.by,
         "notes": list(plan.recognition.notes),

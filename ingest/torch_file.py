@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import mmap
 import pickle
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from zipfile import is_zipfile
+from zipfile import ZipFile, is_zipfile
 
 from ingest.checkpoint import TensorHeader
 from ingest.safetensors_file import truncated, unopenable
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
 WRAPPERS = ("state_dict", "model", "module", "model_state_dict")
 WRAPPED_AT_MOST = 8
+MAKES_BYTES = b"bytearray"
+LARGEST_PICKLE = 256 * 2**20
+"""Bytes of a file in the old form that may be pickle; its values come last."""
 CONVERT = "load it where you trust it and save it as safetensors"
 
 
@@ -36,14 +40,19 @@ class TorchFile:
 
         path = self._path
         try:
+            if path.exists() and not path.is_file():
+                raise unopenable(str(path), "not a regular file")
             with path.open("rb") as stream:
                 zipped = stream.read(2) == b"PK"
         except OSError as error:
             raise unopenable(str(path), error.strerror or str(error)) from error
-        if zipped and not is_zipfile(path):
-            raise truncated(str(path), path.stat().st_size + 1, path.stat().st_size)
         try:
+            if zipped and not is_zipfile(path):
+                raise truncated(str(path), path.stat().st_size + 1, path.stat().st_size)
+            self._refuse_bombs(zipped)
             loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
+        except CheckpointError:
+            raise
         except pickle.UnpicklingError as error:  # its context names the code that was refused
             raise CheckpointError(
                 "the pickle needs code to load, or is damaged; code from a checkpoint is never run",
@@ -75,6 +84,44 @@ class TorchFile:
             remedy=CONVERT,
         )
 
+    def _refuse_bombs(self, zipped: bool) -> None:
+        """Stop at a file that takes more memory to load than it has bytes.
+
+        Records of torch.save are not compressed, and mapped as if they were not. Of what its unpickler lets a
+        file call, one makes as many bytes as it is told to.
+        """
+        import torch
+
+        size = self._path.stat().st_size
+        if not zipped and size:
+            with self._path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as whole:
+                if whole.find(MAKES_BYTES, 0, LARGEST_PICKLE) >= 0:
+                    raise self._bomb("tensors and plain containers", "a call of bytearray")
+        if not zipped:
+            return
+        with ZipFile(self._path) as archive:
+            records = archive.infolist()
+            if any(record.compress_type or record.file_size != record.compress_size for record in records):
+                raise self._bomb("records that are not compressed, as torch.save writes them", "compressed records")
+            if sum(record.file_size for record in records) > size:
+                raise self._bomb(f"records of at most {size:,} bytes, which the file has", "records that overlap")
+        reader = torch._C.PyTorchFileReader(str(self._path))
+        names = reader.get_all_records()
+        if sum(reader.get_record_size(name) for name in names) > size:
+            raise self._bomb(f"records of at most {size:,} bytes, which the file has", "records that overlap")
+        pickles = [name for name in names if name.endswith(".pkl")]
+        if any(MAKES_BYTES in reader.get_record(name) for name in pickles):
+            raise self._bomb("tensors and plain containers", "a call of bytearray")
+
+    def _bomb(self, expected: str, found: str) -> CheckpointError:
+        return CheckpointError(
+            "the file may take more memory to load than it has bytes",
+            where=str(self._path),
+            expected=expected,
+            found=found,
+            remedy=CONVERT,
+        )
+
     @cached_property
     def headers(self) -> Mapping[str, TensorHeader]:
         return {
@@ -89,7 +136,24 @@ class TorchFile:
         }
 
     def read(self, name: str) -> Tensor:
-        return self._tensors[name].detach()
+        import torch
+
+        tensor = self._tensors[name].detach()
+        if tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.is_quantized or tensor.is_nested:
+            raise self._unreadable(name, "a plain matrix", f"a tensor of layout {tensor.layout} on {tensor.device}")
+        stored, needed = tensor.untyped_storage().nbytes(), tensor.numel() * tensor.element_size()
+        if needed > stored or stored > self._path.stat().st_size:
+            raise self._unreadable(name, f"{needed:,} bytes of values in the file", f"{stored:,} bytes")
+        return tensor
+
+    def _unreadable(self, name: str, expected: str, found: str) -> CheckpointError:
+        return CheckpointError(
+            "a tensor is not stored as its values",
+            where=f"{self._path}, tensor {name}",
+            expected=expected,
+            found=found,
+            remedy=CONVERT,
+        )
 
     def place(self, name: str) -> None:
         """Unknown: a tensor may be a view of any part of what is stored."""

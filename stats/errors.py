@@ -2,8 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
+
+LONGEST_PART = 2000
+"""Characters of a part of a message."""
+
+UNPRINTABLE = re.compile(
+    r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff]"
+)
+"""Characters that steer a terminal, turn the direction of text, or cannot be written."""
+
+
+def shown(text: str) -> str:
+    """A text that names and values from strangers are part of, safe to print and not too long to read."""
+    if len(text) > LONGEST_PART:
+        text = f"{text[:LONGEST_PART]}... ({len(text):,} characters)"
+    return printable(text)
+
+
+def printable(text: str) -> str:
+    """A text with what a terminal would act on, and what cannot be written, as escapes; lines stay lines."""
+    return UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 class HeadatlasError(Exception):
@@ -22,11 +43,11 @@ class HeadatlasError(Exception):
         found: str | None = None,
         remedy: str | None = None,
     ) -> None:
-        self.what = what
-        self.where = where
-        self.expected = expected
-        self.found = found
-        self.remedy = remedy
+        self.what = what = shown(what)
+        self.where = where = where if where is None else shown(where)
+        self.expected = expected = expected if expected is None else shown(expected)
+        self.found = found = found if found is None else shown(found)
+        self.remedy = remedy = remedy if remedy is None else shown(remedy)
         parts = [what]
         parts += [
             f"  {name}: {text}"
