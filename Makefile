@@ -18,11 +18,11 @@ panel: $(VENV)/installed $(SMOLLM2)
 	@HEADATLAS_STORE=$(PANEL) PATH="$(abspath $(VENV))/bin:$$PATH" sh examples/panel.sh $(MODELS)
 
 test: lint types $(SMOLLM2)
-	$(RUN)pytest -n auto --dist loadgroup -m "not slow"
+	$(RUN)pytest -n auto --dist loadfile -m "not slow"
 
 test-all: lint types $(SMOLLM2)
 	sh examples/real-models.sh $(MODELS) $(RUN)python
-	$(RUN)pytest -n auto --dist loadgroup
+	$(RUN)pytest -n auto --dist loadfile
 
 lint: $(VENV)/tested-install
 	$(RUN)ruff check .

@@ -34,7 +34,8 @@ def lines() -> Iterator[str]:
 
 def context(name: str, command: click.Command, parent: click.Context | None = None) -> click.Context:
     """A context whose help has one width on every terminal."""
-    return click.Context(command, parent, name, terminal_width=WIDTH, max_content_width=WIDTH)
+    width = {"terminal_width": WIDTH, "max_content_width": WIDTH}
+    return click.Context(command, parent, name, **width, **command.context_settings)
 
 
 def first_sentence(command: click.Command) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -13,12 +15,11 @@ from query import questions
 from query.connection import connect, run
 from query.named import questions as named_questions
 from stats.errors import QueryError
-from store.atlas import AtlasStore
+from store.atlas import AtlasStore, check_directory_name
 from store.tables import TABLE_BY_NAME
 
 if TYPE_CHECKING:
     import numpy as np
-    import zarr
 
     from query.intervals import RateMethod
 
@@ -111,11 +112,24 @@ class Atlas:
             head: one head only, with ``layer``; drops that axis.
 
         Raises:
-            QueryError: no such model, operator, stack, array, layer or head.
+            QueryError: no such model, operator, stack, array, layer or head, or the model was replaced or removed
+                after this atlas was opened.
         """
+        name_of_group, found = self._stack_of(model, operator, stack)
+        from query.remote_store import fetch_array
+
+        fetch_array(self.path, name_of_group, operator, found, name)
+        with self._still_stored(model, name_of_group, operator):
+            return self._read(model, operator, name_of_group, found, name, layer, head)
+
+    def _read(
+        self, model: str, operator: str, stored: str, stack: str, name: str, layer: int | None, head: int | None
+    ) -> np.ndarray:
         import numpy as np
 
-        group = self._stack_group(model, operator, stack)
+        from store.arrays import open_stack, readable
+
+        group = open_stack(self._store.arrays_path / stored / operator / stack)
         if name not in group:
             raise QueryError(
                 f"no array named {name!r}",
@@ -129,11 +143,13 @@ class Atlas:
         if layer is None:
             if head is not None:
                 raise QueryError("head needs a layer", where=model, remedy="give layer and head together")
-            return np.asarray(array[...])
+            with readable(self._store.arrays_path):
+                return np.asarray(array[...])
         layers = np.asarray(layer_array[...]).tolist()
         if layer not in layers:
             raise QueryError(f"no layer {layer}", where=model, expected=f"one of {layers}", found=str(layer))
-        values = np.asarray(array[layers.index(layer)])
+        with readable(self._store.arrays_path):
+            values = np.asarray(array[layers.index(layer)])
         if head is None:
             return values
         heads: Any = group["n_heads"]
@@ -144,9 +160,29 @@ class Atlas:
             )
         return np.asarray(values[head])
 
-    def _stack_group(self, model: str, operator: str, stack: str | None) -> zarr.Group:
-        import zarr
+    @contextmanager
+    def _still_stored(self, model: str, group: str, operator: str) -> Iterator[None]:
+        """Refuse what was read of arrays that were deleted meanwhile: their manifest goes first.
 
+        Without that, chunks that are gone would read as if they had never been written. What Zarr remarks of a
+        directory that is just being deleted is for nobody.
+        """
+        try:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Object at .* is not recognized as a component of a Zarr hierarchy")
+                yield
+        finally:
+            if not self._store.manifest_path(group, operator).exists():
+                raise QueryError(
+                    "the store has changed since it was opened",
+                    where=f"{model}, {operator}",
+                    expected="the arrays that the opened catalogue names",
+                    found="arrays that are gone: the model was replaced or removed",
+                    remedy="open the store again and repeat the question",
+                )
+
+    def _stack_of(self, model: str, operator: str, stack: str | None) -> tuple[str, str]:
+        """Array group and stack that a question means."""
         rows = self.sql(
             "SELECT DISTINCT models.array_group, heads.operator, heads.stack FROM models "
             "JOIN heads USING (model) WHERE model = $model ORDER BY ALL",
@@ -165,7 +201,9 @@ class Atlas:
                 remedy="say which with operator and stack",
             )
         group, _, found = matching[0]
-        return zarr.open_group(str(self._store.arrays_path / group / operator / found), mode="r")
+        for name in (group, operator, found):
+            check_directory_name(name, str(self._store.catalogue_path))
+        return group, found
 
     def closure(
         self,
@@ -237,9 +275,13 @@ def open_atlas(path: str | Path = "atlas") -> Atlas:
     """Open a store for questions.
 
     Args:
-        path: the store's directory.
+        path: the store's directory, or its address, such as https://host/atlas; see ``query.remote_store``.
 
     Raises:
         StoreError: no store there, an empty one, or one of another format.
     """
+    if isinstance(path, str) and "://" in path:
+        from query.remote_store import mirrored
+
+        return Atlas(mirrored(path))
     return Atlas(Path(path))

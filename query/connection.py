@@ -14,7 +14,7 @@ from query.interruption import stoppable
 from query.parameters import dollars, match_values
 from query.sql_errors import message, refused
 from stats.errors import QueryError, StoreError
-from store.catalogue import OFFLINE, quoted
+from store.catalogue import OFFLINE, check_version, quoted
 
 MEMORY_LIMIT = "4GB"
 NO_FRAME = ("INTERVAL", "UNION", "BIGNUM", "VARIANT")
@@ -39,11 +39,12 @@ def connect(catalogue: Path) -> duckdb.DuckDBPyConnection:
     try:
         connection.execute(f"ATTACH {quoted(catalogue)} AS atlas (READ_ONLY)")
         connection.execute("USE atlas")
-        connection.execute(files("query").joinpath("macros.sql").read_text(encoding="utf-8"))
         connection.execute(
-            f"SET memory_limit = '{MEMORY_LIMIT}'; SET temp_directory = ''; "
-            "SET errors_as_json = true; SET enable_external_access = false; SET lock_configuration = true"
+            f"SET memory_limit = '{MEMORY_LIMIT}'; SET temp_directory = ''; SET enable_external_access = false"
         )
+        check_version(connection, catalogue)
+        connection.execute(files("query").joinpath("macros.sql").read_text(encoding="utf-8"))
+        connection.execute("SET errors_as_json = true; SET lock_configuration = true")
     except StoreError:
         connection.close()
         raise

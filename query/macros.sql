@@ -455,6 +455,31 @@ FROM qk
 GROUP BY model, operator, stack, layer
 ORDER BY model, operator, stack, layer;
 
+CREATE TEMP MACRO provenance(name) AS TABLE
+SELECT
+    runs.*,
+    models.source,
+    models.revision,
+    models.content_hash,
+    models.qk_hash,
+    models.array_group
+FROM (
+    SELECT
+        model, operator, 'measured' AS kind, operator AS unit, gain_hash, device, compute_dtype, rank_cut,
+        NULL::INTEGER AS n_draws, NULL::BIGINT AS seed, NULL::BOOLEAN AS independent, NULL::INTEGER AS random_starts,
+        seconds, created_at, tool_version, libraries
+    FROM operators
+    UNION ALL BY NAME
+    SELECT
+        model, operator, kind, unit, n_draws, seed, independent, random_starts,
+        seconds, created_at, tool_version, libraries
+    FROM derivations
+) AS runs
+JOIN models USING (model)
+WHERE runs.model = name
+ORDER BY runs.operator DESC, runs.kind = 'measured' DESC, runs.kind;
+
+COMMENT ON MACRO TABLE provenance IS 'from which bytes, code and settings each operator and derivation of a model came';
 COMMENT ON MACRO TABLE closure_by_model IS 'share of heads at or above a closure threshold, by model';
 COMMENT ON MACRO TABLE closure_by_layer IS 'closure by layer, with each layer''s strongest head';
 COMMENT ON MACRO TABLE mismatch_by_model IS 'closure of O_i V_j^T over heads of one layer that do not share values';

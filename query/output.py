@@ -15,7 +15,7 @@ import polars as pl
 from query import latex, markdown
 from query.formats import BINARY, FORMATS, Format
 from query.typesetting import Table
-from stats.errors import QueryError
+from stats.errors import QueryError, printable
 
 __all__ = ["FORMATS", "Format", "deliver", "deliver_bytes", "encode"]
 
@@ -83,9 +83,8 @@ def _plain(frame: pl.DataFrame) -> str:
 
     rows = [[_cell(value) for value in row] for row in frame.iter_rows()]
     align = ["right" if kind.is_numeric() else "left" for kind in frame.dtypes]
-    text = tabulate(
-        rows, headers=frame.columns, tablefmt="simple", colalign=align if rows else None, disable_numparse=True
-    )
+    heads = [printable(name) for name in frame.columns]
+    text = tabulate(rows, headers=heads, tablefmt="simple", colalign=align if rows else None, disable_numparse=True)
     return text + "\n"
 
 
@@ -96,7 +95,7 @@ def _cell(value: Any) -> str:
         return f"{value:.4g}"
     if isinstance(value, list):
         return f"[{', '.join(_cell(item) for item in value[:3])}{', ...' if len(value) > 3 else ''}]"
-    return str(value)
+    return printable(str(value))
 
 
 def deliver(frame: pl.DataFrame, style: Format, output: Path | None) -> None:

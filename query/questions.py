@@ -98,9 +98,41 @@ DESCRIPTION = """WITH facts AS (
 SELECT about, field, value FROM facts ORDER BY part, about, field"""
 
 
+ORIGINS = """WITH facts AS (
+    SELECT 1 AS part, 'model' AS about, field, value
+    FROM (
+        SELECT source, revision, format, source_dtype, architecture, family, recognised_by, content_hash, qk_hash,
+            array_group
+        FROM models WHERE model = $model
+    ) UNPIVOT (value FOR field IN (COLUMNS(*)))
+    UNION ALL
+    SELECT 2, 'operator ' || operator, field, value
+    FROM (
+        SELECT operator, COLUMNS(* EXCLUDE (model, operator))::VARCHAR FROM operators WHERE model = $model
+    ) UNPIVOT (value FOR field IN (COLUMNS(* EXCLUDE (operator))))
+    UNION ALL
+    SELECT 3, kind || ' of ' || operator, field, value
+    FROM (
+        SELECT operator, kind, COLUMNS(* EXCLUDE (model, operator, kind))::VARCHAR
+        FROM derivations WHERE model = $model
+    ) UNPIVOT (value FOR field IN (COLUMNS(* EXCLUDE (operator, kind))))
+    UNION ALL
+    SELECT 4 + layer, stack || ' layer ' || layer, field, value
+    FROM (
+        SELECT stack, layer, content_hash, qk_hash FROM layers WHERE model = $model
+    ) UNPIVOT (value FOR field IN (content_hash, qk_hash))
+)
+SELECT about, field, value FROM facts ORDER BY part, about, field"""
+
+
 def description(model: str) -> Question:
     """Facts about one model: its row, its operators, its heads by status, layers skipped."""
     return Question(DESCRIPTION, {"model": model})
+
+
+def origins(model: str) -> Question:
+    """From which bytes, code and settings a model's rows came: the model, its operators, derivations and layers."""
+    return Question(ORIGINS, {"model": model})
 
 
 def closure(

@@ -7,7 +7,9 @@ size, arrays are as large as the largest layer needs and padded with NaN (-1 for
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +18,7 @@ import zarr
 from zarr.codecs import BloscCodec, BloscShuffle
 
 from ingest.plan import LayerPlan
+from stats.errors import HeadatlasError, StoreError
 from stats.registry import HEAD_STATISTICS, PAIR_STATISTICS, QK_STATISTICS, SPECTRA, STATUS_REASONS, Statistic
 
 if TYPE_CHECKING:
@@ -61,6 +64,12 @@ ARRAYS: dict[str, tuple[Statistic, tuple[str, ...]]] = {
     ),
 }
 """Every array that may be stored, with its declaration and axis names; the bases only when they are kept."""
+
+CODECS = {"bytes", "blosc", "zstd", "crc32c", "sharding_indexed"}
+"""Codecs that stored arrays may have."""
+
+LARGEST_STACK = 2**32
+"""Bytes of all arrays of a stack that are read as one, and of a chunk of any."""
 
 LARGE = ("core", "o_basis", "v_basis")
 """Arrays that go to disk layer by layer, a shard each, and are read only when asked for."""
@@ -199,14 +208,97 @@ class StackWriter:
 
 
 def read_stack(directory: Path) -> dict[str, np.ndarray]:
-    """Every array of one stack except the ``LARGE`` ones, by name."""
-    group = zarr.open_group(str(directory), mode="r")
-    return {name: np.asarray(array[...]) for name, array in group.arrays() if name not in LARGE}
+    """Every array of one stack except the ``LARGE`` ones, by name.
+
+    Raises:
+        StoreError: arrays of another kind than this program stores, or damaged ones.
+    """
+    group = open_stack(directory)
+    with readable(directory):
+        return {name: np.asarray(array[...]) for name, array in group.arrays() if name not in LARGE}
+
+
+def open_stack(directory: Path) -> zarr.Group:
+    """The arrays of one stack to read from, once their metadata has been checked.
+
+    An older form of Zarr names codecs that run code, sizes can be anything, and links lead anywhere.
+
+    Raises:
+        StoreError: arrays of another kind than this program stores.
+    """
+    with readable(directory):
+        link = next((path for path in directory.rglob("*") if not path.is_dir() and not is_own_file(path)), None)
+        if link is not None:
+            raise unlike_ours(link, "a regular file", "a link, or something else that is no file")
+        group = zarr.open_group(str(directory), mode="r", zarr_format=3)
+        size = 0
+        for name, array in group.arrays():
+            codecs = _codec_names(array.metadata.to_dict()["codecs"])
+            if array.dtype.kind not in "fciub" or not codecs <= CODECS:
+                raise unlike_ours(
+                    directory / name, f"numbers, and codecs among {sorted(CODECS)}", f"{array.dtype}, {codecs}"
+                )
+            pieces = [math.prod(shape) for shape in (array.chunks, array.shards or array.chunks)]
+            size += 0 if name in LARGE else max(array.nbytes, pieces[1] * array.dtype.itemsize)
+            if max(size, pieces[0] * array.dtype.itemsize) > LARGEST_STACK:
+                raise unlike_ours(
+                    directory / name, f"arrays of at most {LARGEST_STACK:,} bytes", f"shape {array.shape}"
+                )
+        return group
+
+
+def is_own_file(path: Path) -> bool:
+    """Whether a path is a regular file in its own directory and not a link that leads elsewhere."""
+    return path.is_file() and not path.is_symlink()
+
+
+def _codec_names(codecs: Any) -> set[str]:
+    """Names of codecs, those within a sharding codec among them."""
+    names = set()
+    for codec in codecs:
+        names.add(str(codec["name"]))
+        inner = codec.get("configuration") or {}
+        for key in ("codecs", "index_codecs"):
+            names |= _codec_names(inner.get(key) or ())
+    return names
+
+
+def unlike_ours(where: Path, expected: str, found: str) -> StoreError:
+    """The error for arrays that this program cannot have written."""
+    return StoreError(
+        "stored arrays are not as this program writes them",
+        where=str(where),
+        expected=expected,
+        found=found,
+        remedy="do not trust this store, or restore it from a copy",
+    )
+
+
+@contextmanager
+def readable(where: Path) -> Iterator[None]:
+    """Report whatever reading damaged arrays or attributes raises as the store's own error."""
+    try:
+        yield
+    except (HeadatlasError, FileNotFoundError):
+        raise
+    except Exception as error:  # what decoders raise depends on the damage
+        raise StoreError(
+            "stored arrays cannot be read",
+            where=str(where),
+            expected="arrays and attributes as this program writes them",
+            found=f"{type(error).__name__}: {str(error)[:300]}",
+            remedy="see what is damaged with: headatlas verify",
+        ) from error
 
 
 def attributes_of(directory: Path) -> dict[str, Any]:
-    """Attributes of a Zarr group or array."""
-    return dict(zarr.open(str(directory), mode="r").attrs)
+    """Attributes of a Zarr group or array.
+
+    Raises:
+        StoreError: there are none that can be read.
+    """
+    with readable(directory):
+        return dict(zarr.open(str(directory), mode="r", zarr_format=3).attrs)
 
 
 def write_group(directory: Path, attributes: Mapping[str, Any]) -> None:

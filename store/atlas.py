@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
+import shlex
 import shutil
 import uuid
 from collections.abc import Iterator
@@ -23,19 +25,28 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-
-import duckdb
-from filelock import FileLock, Timeout
+from typing import Any
 
 from stats.errors import StoreError, nearest
-from store import catalogue
+from store import catalogue, locking
+from store.formats import FORMAT, checked_version, steps_between
 
 FORMAT_VERSION = 1
 LOCK_SECONDS = 120.0
+"""How long a writer waits for others, unless HEADATLAS_LOCK_SECONDS says otherwise."""
 
 PARTS = ("arrays.zarr", "manifests", "staging", "queries", "write.lock")
 """What a store is made of before anything is published."""
 
+
+LOCK_SUFFIX = ".lock"
+"""Ending of the file beside a staged directory that its writer holds a lock on."""
+
+DIRECTORY_NAME = re.compile(r"[A-Za-z0-9_][\w.-]{0,199}")
+"""What a group of arrays, or a unit of one, is called on disk: one name, neither hidden nor above."""
+
+REMOTE = "remote.json"
+"""File of a directory that has the catalogue of a store elsewhere: says where that is."""
 
 USER_KIND = "user_"
 """What the kind of a user's own statistic begins with; the rest is its name."""
@@ -118,51 +129,102 @@ class AtlasStore:
         """Open a store, making an empty one where there is none."""
         if not (root / "arrays.zarr" / "zarr.json").is_file():
             _create(root)
-        return cls.open(root)
+        store = cls.open(root)
+        store.check_writable()
+        return store
 
     def _check_format(self) -> None:
+        version = self.format_version()
+        steps = steps_between(version, FORMAT_VERSION, str(self.root))
+        if not all(step.readable for step in steps):
+            raise StoreError(
+                "the store has an older format, which has to be brought up to date before it is read",
+                where=str(self.root),
+                expected=f"format {FORMAT_VERSION}",
+                found=f"format {version}",
+                remedy=f"headatlas migrate --store {shlex.quote(str(self.root))} does it, with a backup",
+            )
+
+    def format_version(self) -> int:
+        """Version of the store's format, never newer than ``FORMAT_VERSION``.
+
+        Raises:
+            StoreError: a newer one, or a directory that is no store.
+        """
         try:
             attributes = json.loads((self.arrays_path / "zarr.json").read_text(encoding="utf-8"))["attributes"]
-            version = attributes["headatlas_format"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            return checked_version(attributes, FORMAT_VERSION, str(self.root))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise StoreError(
                 "the directory is not a store of this program",
                 where=str(self.arrays_path),
                 expected="headatlas_format in the root group's attributes",
                 found=f"{type(error).__name__}: {error}",
             ) from error
-        if version != FORMAT_VERSION:
+
+    def check_writable(self) -> None:
+        """Refuse to begin what could not be stored.
+
+        Raises:
+            StoreError: the store has an older format, or this process may not write to it.
+        """
+        self.check_whole()
+        version = self.format_version()
+        if version < FORMAT_VERSION:
             raise StoreError(
-                "the store has another format",
+                "the store has an older format, which is only read",
                 where=str(self.root),
                 expected=f"format {FORMAT_VERSION}",
                 found=f"format {version}",
-                remedy="use the version of headatlas that wrote it"
-                if version < FORMAT_VERSION
-                else "upgrade headatlas",
+                remedy=f"bring it up to date, with a backup: headatlas migrate --store {shlex.quote(str(self.root))}",
+            )
+        if not os.access(self.root, os.W_OK | os.X_OK):
+            raise StoreError(
+                "the store can only be read",
+                where=str(self.root),
+                expected="a directory that this process may write to",
+                found="a read-only file system or no permission",
+                remedy="copy the store to where it can be written, or fix its permissions; nothing was changed",
+            )
+
+    def check_whole(self) -> None:
+        """Refuse what needs every file of the store, or changes it, where the store is at an address.
+
+        Raises:
+            StoreError: only its catalogue and some arrays are on this machine.
+        """
+        if (self.root / REMOTE).is_file():
+            address = json.loads((self.root / REMOTE).read_bytes())["address"]
+            raise StoreError(
+                "a store at an address can only be asked",
+                where=address,
+                expected="a store's directory",
+                found="its catalogue, and the arrays that were read",
+                remedy="download the store, or a pack of it for headatlas unpack, to do this",
             )
 
     @contextmanager
     def write_lock(self) -> Iterator[None]:
-        """Exclusive right to publish; waits for another writer, then gives up with a message."""
-        lock = FileLock(str(self.root / "write.lock"), timeout=LOCK_SECONDS)
-        try:
-            with lock:
-                yield
-        except Timeout as error:
-            raise StoreError(
-                "another process is publishing to the store",
-                where=str(self.root),
-                expected=f"the write lock within {LOCK_SECONDS:g} seconds",
-                found="a lock that is still held",
-                remedy="wait for the other ingest to end, then try again",
-            ) from error
+        """Exclusive right to publish; waits for another writer and says so on stderr, then gives up with a message.
+
+        Raises:
+            StoreError: the store is not to be written, or another writer does not end.
+        """
+        self.check_writable()
+        with self.exclusively():
+            yield
+
+    @contextmanager
+    def exclusively(self) -> Iterator[None]:
+        """The same whatever the store's format."""
+        with locking.publishing(self.root / "write.lock", _lock_seconds()):
+            yield
 
     def models(self) -> dict[str, StoredModel]:
         """Every model of the catalogue by name."""
         if not self.catalogue_path.exists():
             return {}
-        with catalogue.reading(self.catalogue_path) as connection, self._of_this_version():
+        with catalogue.reading(self.catalogue_path) as connection:
             rows = connection.execute(
                 "SELECT model, content_hash, qk_hash, array_group, revision, lineage, step FROM models ORDER BY model"
             ).fetchall()
@@ -170,12 +232,14 @@ class AtlasStore:
             derived = connection.execute(
                 "SELECT model, unit, operator, kind, n_draws, seed, independent, random_starts FROM derivations"
             ).fetchall()
+        for name in (*(row[3] for row in rows), *(row[1] for row in operators), *(row[1] for row in derived)):
+            check_directory_name(name, str(self.catalogue_path))
         derivations: dict[str, dict[str, tuple[str, Derivation]]] = {row[0]: {} for row in rows}
         for model, unit, operator, *facts in derived:
-            derivations[model][unit] = (operator, Derivation(*facts))
+            derivations.setdefault(model, {})[unit] = (operator, Derivation(*facts))
         hashes: dict[str, dict[str, str | None]] = {row[0]: {} for row in rows}
         for model, operator, gain_hash in operators:
-            hashes[model][operator] = gain_hash
+            hashes.setdefault(model, {})[operator] = gain_hash
         return {
             name: StoredModel(name, content, qk, group, revision, lineage, step, hashes[name], derivations[name])
             for name, content, qk, group, revision, lineage, step in rows
@@ -215,19 +279,6 @@ class AtlasStore:
             ).fetchall()
         return dict(rows)
 
-    @contextmanager
-    def _of_this_version(self) -> Iterator[None]:
-        """Say what to do about a catalogue whose tables are not this version's."""
-        try:
-            yield
-        except (duckdb.CatalogException, duckdb.BinderException) as error:
-            raise StoreError(
-                "the catalogue was made by another version of this program",
-                where=str(self.catalogue_path),
-                found=str(error).splitlines()[0],
-                remedy="make it again from the arrays: headatlas rebuild",
-            ) from error
-
     def manifest_path(self, group: str, unit: str) -> Path:
         """Where the checksums of one sealed unit are kept."""
         return self.manifests_path / f"{group}.{unit}.json"
@@ -235,12 +286,15 @@ class AtlasStore:
     @contextmanager
     def staging(self) -> Iterator[Path]:
         """A fresh directory to write in, removed afterwards whatever happens."""
+        self.check_writable()
+        self.staging_path.mkdir(exist_ok=True)
         directory = self.staging_path / uuid.uuid4().hex
-        directory.mkdir(parents=True)
-        try:
-            yield directory
-        finally:
-            shutil.rmtree(directory, ignore_errors=True)
+        with locking.in_use(directory.with_name(directory.name + LOCK_SUFFIX)):
+            directory.mkdir()
+            try:
+                yield directory
+            finally:
+                shutil.rmtree(directory, ignore_errors=True)
 
     def drop_unit(self, group: str, unit: str) -> None:
         """Delete one unit of a group that no catalogue row names any more."""
@@ -252,6 +306,32 @@ class AtlasStore:
         for manifest in self.manifests_path.glob(f"{group}.*.json"):
             manifest.unlink()
         shutil.rmtree(self.arrays_path / group, ignore_errors=True)
+
+
+def check_directory_name(name: Any, where: str) -> None:
+    """Refuse what a catalogue gives as the name of a directory of arrays unless it stays where it belongs.
+
+    Raises:
+        StoreError: another form than this program's names have.
+    """
+    if not isinstance(name, str) or not DIRECTORY_NAME.fullmatch(name):
+        raise StoreError(
+            "the catalogue names a directory outside the store's arrays",
+            where=where,
+            expected="letters, digits, - and _ and dots",
+            found=repr(name)[:200],
+            remedy="do not trust this store; make its catalogue again from the arrays: headatlas rebuild",
+        )
+
+
+def _lock_seconds() -> float:
+    given = os.environ.get("HEADATLAS_LOCK_SECONDS", "")
+    try:
+        return float(given) if given else LOCK_SECONDS
+    except ValueError as error:
+        raise StoreError(
+            "HEADATLAS_LOCK_SECONDS is no number", where="environment", expected="seconds", found=given
+        ) from error
 
 
 def _create(root: Path) -> None:
@@ -271,7 +351,7 @@ def _create(root: Path) -> None:
         from store.arrays import write_group
 
         partial = root / "staging" / uuid.uuid4().hex
-        write_group(partial, {"headatlas_format": FORMAT_VERSION})
+        write_group(partial, {FORMAT: FORMAT_VERSION})
         try:
             partial.replace(root / "arrays.zarr")
         except OSError:

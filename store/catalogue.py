@@ -32,9 +32,9 @@ def quoted(path: Path) -> str:
 
 @contextmanager
 def reading(path: Path) -> Iterator[duckdb.DuckDBPyConnection]:
-    """A read-only connection to the catalogue file itself."""
+    """A read-only connection to the catalogue file itself, which has to be of this version."""
     try:
-        connection = duckdb.connect(str(path), read_only=True, config=dict(OFFLINE))
+        connection = duckdb.connect(str(path), read_only=True, config={**OFFLINE, "enable_external_access": False})
     except duckdb.Error as error:
         raise StoreError(
             "the catalogue cannot be opened",
@@ -44,24 +44,63 @@ def reading(path: Path) -> Iterator[duckdb.DuckDBPyConnection]:
             remedy="make it again from the arrays: headatlas rebuild",
         ) from error
     try:
+        check_version(connection, path)
         yield connection
+    except duckdb.Error as error:
+        raise StoreError(
+            "the catalogue cannot be read",
+            where=str(path),
+            expected="the tables that this program writes",
+            found=str(error).splitlines()[0],
+            remedy="make it again from the arrays: headatlas rebuild",
+        ) from error
     finally:
         connection.close()
 
 
-def change(path: Path, action: Callable[[duckdb.DuckDBPyConnection], None]) -> None:
+def check_version(connection: duckdb.DuckDBPyConnection, path: Path) -> None:
+    """Refuse a catalogue that lacks tables or columns of this version; ``connection`` has it in use.
+
+    Raises:
+        StoreError: it was made by another version of this program.
+    """
+    rows = connection.execute(
+        "SELECT table_name, column_name FROM duckdb_columns() WHERE database_name = current_database() AND NOT internal"
+    ).fetchall()
+    have = set(rows)
+    tables = {table for table, _ in rows}
+    lacking = [
+        f"{table.name}.{column.name}" if table.name in tables else table.name
+        for table in TABLES
+        for column in table.columns
+        if (table.name, column.name) not in have
+    ]
+    if lacking:
+        named = list(dict.fromkeys(lacking))
+        raise StoreError(
+            "the catalogue was made by another version of this program",
+            where=str(path),
+            expected="the tables and columns of this version",
+            found="none of " + ", ".join(named[:5]) + (", ..." if len(named) > 5 else ""),
+            remedy="make it again from the arrays: headatlas rebuild",
+        )
+
+
+def change(path: Path, action: Callable[[duckdb.DuckDBPyConnection], None], threads: int | None = None) -> None:
     """Apply ``action`` in one transaction to a copy of the catalogue and publish the copy.
 
-    The caller holds the store's write lock. A missing catalogue starts empty, with its schema.
+    The caller holds the store's write lock. A missing catalogue starts empty, with its schema. With one
+    thread, the same changes give the same bytes.
     """
     copy = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         if path.exists():
             shutil.copyfile(path, copy)
-        connection = duckdb.connect(config=dict(OFFLINE))
+        connection = duckdb.connect(config={**OFFLINE, **({"threads": threads} if threads else {})})
         try:
             connection.execute(f"ATTACH {quoted(copy)} AS catalogue (STORAGE_VERSION '{STORAGE_VERSION}')")
             connection.execute("USE catalogue")
+            connection.execute("SET enable_external_access = false; SET lock_configuration = true")
             connection.begin()
             if not path.exists():
                 connection.execute(schema_sql())
@@ -73,6 +112,7 @@ def change(path: Path, action: Callable[[duckdb.DuckDBPyConnection], None]) -> N
         with copy.open("rb") as stream:
             os.fsync(stream.fileno())
         copy.replace(path)
+        sync_directory(path.parent)
     except duckdb.Error as error:
         raise StoreError(
             "the catalogue cannot be written",
@@ -83,6 +123,15 @@ def change(path: Path, action: Callable[[duckdb.DuckDBPyConnection], None]) -> N
     finally:
         copy.unlink(missing_ok=True)
         copy.with_name(copy.name + ".wal").unlink(missing_ok=True)
+
+
+def sync_directory(directory: Path) -> None:
+    """Have the names in a directory written to the disk, so that a rename outlives the machine."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def insert(connection: duckdb.DuckDBPyConnection, rows: dict[str, pl.DataFrame]) -> None:
@@ -103,6 +152,7 @@ def add_user_columns(connection: duckdb.DuckDBPyConnection, columns: Iterable[Co
     """Give ``heads`` the columns of a user's own statistics that it lacks."""
     for column in columns:
         connection.execute(f'ALTER TABLE heads ADD COLUMN IF NOT EXISTS "{column.name}" {column.sql_type}')
+        connection.execute(f'ALTER TABLE heads ALTER COLUMN "{column.name}" TYPE {column.sql_type}')
         comment = column.comment.replace("'", "''")
         connection.execute(f"COMMENT ON COLUMN heads.\"{column.name}\" IS '{comment}'")
 
@@ -113,4 +163,5 @@ def drop_unused_columns(connection: duckdb.DuckDBPyConnection, prefix: str) -> N
     kinds = {kind for (kind,) in connection.execute("SELECT DISTINCT kind FROM derivations").fetchall()}
     for (name,) in connection.execute("SELECT column_name FROM (DESCRIBE heads)").fetchall():
         if name not in declared and prefix + name not in kinds:
-            connection.execute(f'ALTER TABLE heads DROP COLUMN "{name}"')
+            quoted_name = name.replace('"', '""')
+            connection.execute(f'ALTER TABLE heads DROP COLUMN "{quoted_name}"')

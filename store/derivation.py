@@ -143,6 +143,7 @@ def derive(
     Raises:
         StoreError: no such model or operator, or the store cannot be written.
     """
+    store.check_writable()
     stored = store.model(model)
     started = time.perf_counter()
     parts = list(spectra(store, stored, operator))
@@ -176,6 +177,7 @@ def derive_user_statistics(store: AtlasStore, models: Sequence[str], declared: S
         StoreError: no such model, or the store cannot be written.
         QueryError: a function fails, or does not return a number for each head.
     """
+    store.check_writable()
     computed = []
     for model in models:
         stored = store.model(model)
@@ -204,7 +206,15 @@ def remove_user_statistic(store: AtlasStore, name: str) -> list[str]:
     with store.write_lock():
         models, sealed = store.models(), sealed_units(store)
         units = {
-            model: {unit for unit in (*sealed.get(stored.array_group, []), *stored.derivations) if _kind(unit) == kind}
+            model: {
+                unit
+                for unit in (
+                    *sealed.get(stored.array_group, []),
+                    *stored.derivations,
+                    *(path.name for path in (store.arrays_path / stored.array_group).iterdir()),
+                )
+                if _kind(unit) == kind
+            }
             for model, stored in models.items()
         }
         having = [model for model, own in units.items() if own]

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from stats.errors import StoreError
 from stats.registry import CAPACITY_STATISTICS, NULL_STATISTICS, Statistic
 from store.arrays import attributes_of, read_stack
 from store.atlas import USER_KIND
@@ -16,6 +17,7 @@ from store.frames import POLARS_TYPES, table_frame
 from store.tables import TABLE_BY_NAME, Column
 
 FLAGS = ("wins", "tail_trusted", "closed_form_trusted")
+USER_TYPES = ("DOUBLE", "INTEGER", "BOOLEAN")
 HEAD_KEY = ("model", "operator", "stack", "layer", "head")
 
 
@@ -51,11 +53,26 @@ def user_columns(group: Path, units: list[str]) -> dict[str, Column]:
         kind = attributes_of(group / unit)["kind"]
         if kind.startswith(USER_KIND):
             name = kind.removeprefix(USER_KIND)
+            if not name.isidentifier():
+                raise no_statistic(group / unit, "the name of a Python function", name)
             stack = next(path for path in sorted((group / unit).iterdir()) if path.is_dir())
             facts = attributes_of(stack / name)
-            declared = [facts[key] for key in ("sql_type", "long_name", "values", "formula", "source")]
-            columns[name] = Column(name, facts["sql_type"], Statistic(name, *declared).comment)
+            if facts["sql_type"] not in USER_TYPES:
+                raise no_statistic(stack / name, "one of " + ", ".join(USER_TYPES), facts["sql_type"])
+            declared = [str(facts[key]) for key in ("long_name", "values", "formula", "source")]
+            columns[name] = Column(name, facts["sql_type"], Statistic(name, facts["sql_type"], *declared).comment)
     return columns
+
+
+def no_statistic(where: Path, expected: str, found: object) -> StoreError:
+    """The error for stored arrays that are no statistic of a user."""
+    return StoreError(
+        "a unit of arrays is no statistic that this program stores",
+        where=str(where),
+        expected=expected,
+        found=repr(found)[:200],
+        remedy="do not trust this store",
+    )
 
 
 def with_user_columns(group: Path, heads: pl.DataFrame, units: list[str]) -> pl.DataFrame:

@@ -266,7 +266,7 @@ def _model_facts(plan: Plan, identity: Identity, digests: list[LayerDigests], ha
         "lineage": identity.lineage,
         "step": identity.step,
         "format": checkpoint.format,
-        "architecture": checkpoint.config.get("model_type"),
+        "architecture": plan.architecture,
         "family": plan.family,
         "recognised_by": plan.recognition.by,
         "notes": "; ".join(plan.recognition.notes) or None,

@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 
 from stats.registry import HEAD_STATISTICS, PAIR_STATISTICS, QK_STATISTICS, SPECTRA, STATUS_REASONS
-from store.arrays import attributes_of, read_stack
+from store.arrays import attributes_of, read_stack, readable
 from store.derivation_rows import derivation_rows, mismatch_rows, with_user_columns
 from store.frames import table_frame
 from store.tables import MODEL_FACTS, RUN_FACTS, TABLE_BY_NAME
@@ -26,7 +26,15 @@ def catalogue_rows(group: Path, operators: list[str], derivations: list[str]) ->
         group: the model's group on disk.
         operators: operators to read; at least one.
         derivations: units derived from them, at most one of a kind and operator.
+
+    Raises:
+        StoreError: attributes or arrays are not as this program writes them.
     """
+    with readable(group):
+        return _catalogue_rows(group, operators, derivations)
+
+
+def _catalogue_rows(group: Path, operators: list[str], derivations: list[str]) -> dict[str, pl.DataFrame]:
     facts = attributes_of(group)
     model = facts["model"]
     runs = {operator: _run_facts(attributes_of(group / operator)) for operator in operators}

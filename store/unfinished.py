@@ -50,5 +50,7 @@ class UnfinishedIngest:
 
 def unfinished_ingests(store: AtlasStore) -> list[UnfinishedIngest]:
     """Ingests that ended early, or are running."""
+    if not store.staging_path.is_dir():
+        return []
     found = (UnfinishedIngest.of(path) for path in sorted(store.staging_path.iterdir()) if path.is_dir())
     return [ingest for ingest in found if ingest is not None]

@@ -7,14 +7,15 @@ costs the layers it had not finished. Publishing is for one process.
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -241,8 +242,9 @@ def run_on_cluster(units: Sequence[Unit], address: str, done: Done) -> None:
             remedy="start one, or leave --cluster out",
         ) from error
     try:
-        for future in completed(client.map(run_unit, units, pure=False), loop=client.loop):
-            done(future.result())
+        with _unlogged("distributed.client"):
+            for future in completed(client.map(run_unit, units, pure=False), loop=client.loop):
+                done(future.result())
     except KilledWorker as error:
         raise StoreError(
             "workers of the cluster die while they measure",
@@ -254,8 +256,20 @@ def run_on_cluster(units: Sequence[Unit], address: str, done: Done) -> None:
         raise StoreError(
             "the scheduler went away",
             where=f"--cluster {address}",
-            found=f"{type(error).__name__}: {error}",
+            found=f"{type(error).__name__}: {error}".splitlines()[0],
             remedy="start it again and repeat the command: what was measured is kept",
         ) from error
     finally:
-        client.close(timeout=CONNECT_SECONDS)
+        with _unlogged("distributed.client"):
+            client.close(timeout=CONNECT_SECONDS)
+
+
+@contextmanager
+def _unlogged(name: str) -> Iterator[None]:
+    """Keep a library from logging, traceback and all, what becomes an error of this program."""
+    logger = logging.getLogger(name)
+    disabled, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = disabled

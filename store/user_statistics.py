@@ -23,11 +23,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import zarr
 
 from stats.errors import HeadatlasError, QueryError
 from stats.registry import Statistic
-from store.arrays import ARRAYS
+from store.arrays import ARRAYS, open_stack
 from store.atlas import AtlasStore, StoredModel
 from store.tables import TABLES
 
@@ -121,7 +120,7 @@ def compute(store: AtlasStore, stored: StoredModel, operator: str, mine: UserSta
     group = store.arrays_path / stored.array_group / operator
     result = {}
     for directory in sorted(path for path in group.iterdir() if path.is_dir()):
-        arrays: Any = zarr.open_group(str(directory), mode="r")
+        arrays: Any = open_stack(directory)
         layers, heads, sizes = (np.asarray(arrays[name][...]) for name in ("layer", "n_heads", "d_head"))
         values = np.full((len(layers), heads.max()), np.nan)
         for row, layer in enumerate(layers):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,14 @@ import torch
 from tests import checkpoints
 from tests.ingesting import ingest_into
 from tests.printed import DEMO_MODEL, make_demo_store
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_power_is_lost() -> Iterator[None]:
+    """Waiting for the disk is most of the time of small stores, and matters only when the power goes."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(os, "fsync", lambda descriptor: None)
+        yield
 
 
 @pytest.fixture

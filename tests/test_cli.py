@@ -17,6 +17,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import cli
+from query.formats import FORMATS
 from tests import checkpoints
 
 ROOT = Path(__file__).parent.parent
@@ -93,7 +94,7 @@ def test_plan_for_people_and_for_programs(llama_directory: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ROW_COMMANDS)
-@pytest.mark.parametrize("style", cli.FORMATS)
+@pytest.mark.parametrize("style", FORMATS)
 def test_rows_in_every_format(store_path: Path, tmp_path: Path, command: str, style: str) -> None:
     target = tmp_path / f"rows.{style}"
     printed = run(command, *ROW_COMMANDS[command], "--format", style, store=store_path)

@@ -150,7 +150,7 @@ def test_comments_give_back_what_they_were_made_from(query: str, models: dict[st
 
 
 def test_everything_listed_can_be_exported(atlas: Atlas) -> None:
-    values = {"threshold": "0.02", "how_many": "2", "bins": "4"}
+    values = {"threshold": "0.02", "how_many": "2", "bins": "4", "name": "'llama'"}
     for name, kind in listing(atlas).select("name", "kind").rows():
         if kind in ("table", "macro"):
             call = re.sub(r"\w+(?=\))", lambda match: values[match[0]], name)

@@ -51,7 +51,7 @@ def test_from_an_empty_store_to_the_figures(llama_directory: Path, tmp_path: Pat
     check(defined, figures)
 
 
-@pytest.mark.xdist_group("demo")
+@pytest.mark.slow
 def test_on_the_demo_model(demo_store: Path, tmp_path: Path) -> None:
     store = Path(shutil.copytree(demo_store, tmp_path / "atlas"))
     defined = run(DEMO_MODEL, store, tmp_path / "figures", draws=1000, threshold=0.9)

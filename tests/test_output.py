@@ -12,7 +12,7 @@ import polars as pl
 import pyarrow.feather
 import pytest
 
-import cli
+from query.commands import options
 from query.formats import ENDINGS, EXPORT_FORMATS, FORMATS
 from query.output import deliver, encode
 from query.typesetting import significant
@@ -23,7 +23,7 @@ FRAME = pl.DataFrame({"#name": AWKWARD, "value": [0.5, None, -1e-5, 1e7, 0.0, 12
 
 
 def test_the_command_line_knows_the_same_formats() -> None:
-    assert cli.FORMATS is FORMATS
+    assert options.FORMATS is FORMATS
     assert set(ENDINGS.values()) == set(EXPORT_FORMATS) - {"table"}
 
 

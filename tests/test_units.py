@@ -18,6 +18,7 @@ from click.testing import CliRunner, Result
 import cli
 import store.units
 from ingest.pipeline import ComputeSettings
+from query.commands.options import ByteSize
 from stats.errors import StoreError
 from store.atlas import AtlasStore
 from store.units import Source, Unit, part_of, run_in_processes, run_unit
@@ -241,7 +242,7 @@ def test_a_line_that_is_not_understood(line: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("text", "size"), [("500MB", 500e6), ("8GiB", 8 * 2**30), ("1.5 kb", 1500), ("77", 77)])
 def test_sizes(text: str, size: float) -> None:
-    assert cli.ByteSize().convert(text, None, None) == size
+    assert ByteSize().convert(text, None, None) == size
 
 
 @pytest.mark.parametrize("text", ["", "GB", "-3MB", "5 apples", "0", "inf GB"])

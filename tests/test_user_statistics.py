@@ -140,7 +140,7 @@ def test_a_column_of_any_allowed_name_changes_no_answer(store_path: Path) -> Non
     store = AtlasStore.open(store_path)
     assert CliRunner().invoke(main, ["null", "--draws", "20", "--store", str(store_path)]).exit_code == 0
     assert CliRunner().invoke(main, ["capacity", "--store", str(store_path)]).exit_code == 0
-    arguments = {"threshold": "0.02", "how_many": "3", "bins": "2"}
+    arguments = {"threshold": "0.02", "how_many": "3", "bins": "2", "name": "'llama'"}
 
     def answers(atlas: Atlas) -> dict[str, pl.DataFrame]:
         macros = atlas.sql(

@@ -231,7 +231,8 @@ def strongest(atlas: Atlas, choice: Choice, population: Population, layer: int |
 
 def null_draws(atlas: Atlas, population: Population, operator: str) -> np.ndarray | None:
     """Closure of every stored scramble (draw,), of all heads; None where the draws are not stored."""
-    import zarr
+    from store.arrays import open_stack
+    from store.atlas import check_directory_name
 
     found = atlas.sql(UNITS, {"model": population.model, "operator": operator})
     if found.is_empty():
@@ -240,7 +241,9 @@ def null_draws(atlas: Atlas, population: Population, operator: str) -> np.ndarra
     path = atlas.path / "arrays.zarr" / group / unit / population.stack / "null_closure"
     if not (path / "zarr.json").is_file():
         return None
-    array: Any = zarr.open_array(str(path), mode="r")
+    for name in (group, unit, population.stack):
+        check_directory_name(name, str(atlas.path))
+    array: Any = open_stack(path.parent)[path.name]
     draws: np.ndarray = np.asarray(array[...]).ravel()
     defined: np.ndarray = draws[np.isfinite(draws)]
     return defined
