@@ -20,6 +20,8 @@ import cli
 from store.atlas import AtlasStore
 from tests import checkpoints
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 LAYERS = 8
 PATIENCE = 120.0
@@ -168,7 +170,6 @@ def test_a_dask_worker_killed_in_the_middle(
 
 
 @dask
-@pytest.mark.slow
 def test_a_scheduler_killed_in_the_middle(
     start: Start, checkpoint: Path, reference: dict[str, str], tmp_path: Path
 ) -> None:
@@ -196,7 +197,6 @@ def test_a_scheduler_killed_in_the_middle(
     assert_same(store, reference)
 
 
-@pytest.mark.slow
 def test_two_commands_at_one_model(start: Start, checkpoint: Path, reference: dict[str, str], tmp_path: Path) -> None:
     """The first is held in the middle: the second has one error and publishes nothing, and the first ends well."""
     store = tmp_path / "atlas"

@@ -181,7 +181,7 @@ def test_chunks_that_go_while_they_are_read_are_no_values(store_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("processes", "seconds"), [(3, 5), pytest.param(8, 20, marks=pytest.mark.slow)], ids=["few", "many"]
+    ("processes", "seconds"), [(2, 2), pytest.param(8, 20, marks=pytest.mark.slow)], ids=["few", "many"]
 )
 def test_writers_and_readers_at_once(processes: int, seconds: int) -> None:
     command = [sys.executable, "-m", "tests.reliability.many", "--seconds", str(seconds)]

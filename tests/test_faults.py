@@ -288,6 +288,7 @@ def test_a_full_disk(small: AtlasStore, other: Path, volume: Callable[[int], Pat
     assert problems(atlas) == []
 
 
+@pytest.mark.slow
 def test_no_space_at_any_call(small: AtlasStore, other: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The n-th call that makes or moves a file below the store fails, for n over all of an ingest."""
     before, calls = heads(small), 0

@@ -346,7 +346,9 @@ def steps_of(action: Callable[[], object]) -> int:
     return dying.count
 
 
-@pytest.mark.parametrize("every", [12, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "every", [pytest.param(12, marks=pytest.mark.slow), 40, pytest.param(1, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("case", CASES)
 def test_a_crash_at_any_step_leaves_a_sound_store_and_a_second_run_completes(
     theirs: Path, sealed_mine: Path, tmp_path: Path, case: str, every: int

@@ -88,6 +88,7 @@ def test_every_row_joins_its_provenance(described: dict[tuple[str, str], str], s
         assert atlas.sql("FROM provenance('nobody')").is_empty()
 
 
+@pytest.mark.slow
 def test_two_processes_give_the_same_arrays(tmp_path: Path) -> None:
     model = checkpoints.save_safetensors(checkpoints.llama(layers=1, heads=2, kv_heads=1), tmp_path / "tiny")
     found = []
