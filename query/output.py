@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ from query import latex, markdown
 from query.formats import BINARY, FORMATS, Format
 from query.typesetting import Table
 from stats.errors import QueryError, printable
+from store.whole_files import written_whole
 
 __all__ = ["FORMATS", "Format", "deliver", "deliver_bytes", "encode"]
 
@@ -119,13 +119,10 @@ def deliver_bytes(data: bytes, output: Path | None) -> None:
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
         return
-    partial = output.with_name(f".{output.name}.{os.getpid()}.partial")
     try:
-        partial.write_bytes(data)
-        partial.replace(output)
+        with written_whole(output) as partial:
+            partial.write_bytes(data)
     except OSError as error:
         raise QueryError(
             "the output cannot be written", where=str(output), found=error.strerror or str(error)
         ) from error
-    finally:
-        partial.unlink(missing_ok=True)

@@ -21,6 +21,7 @@ from store.atlas import REMOTE, check_directory_name
 from store.catalogue import FILE_NAME
 from store.file_names import check_name
 from store.offered import NODE, Seal
+from store.whole_files import written_whole
 
 SCHEMES = ("https", "http", "s3", "gs")
 PIECE = 2**23
@@ -134,16 +135,11 @@ def _content(transport: Transport) -> str:
 def _download(base: str, name: str, target: Path) -> None:
     """Fetch a file of any size; it is whole or not there."""
     file = _opened(base, name)
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
-    try:
-        with partial.open("wb") as stream:
-            for first in range(0, file.size, PIECE):
-                buffer = bytearray(min(PIECE, file.size - first))
-                file.read_into(first, memoryview(buffer))
-                stream.write(buffer)
-        partial.replace(target)
-    finally:
-        partial.unlink(missing_ok=True)
+    with written_whole(target) as partial, partial.open("wb") as stream:
+        for first in range(0, file.size, PIECE):
+            buffer = bytearray(min(PIECE, file.size - first))
+            file.read_into(first, memoryview(buffer))
+            stream.write(buffer)
 
 
 def _fetched(base: str, name: str, most: int) -> bytes:
@@ -165,9 +161,5 @@ def _opened(base: str, name: str) -> Any:
 
 def _write(target: Path, data: bytes) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
-    try:
+    with written_whole(target) as partial:
         partial.write_bytes(data)
-        partial.replace(target)
-    finally:
-        partial.unlink(missing_ok=True)

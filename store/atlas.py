@@ -20,7 +20,7 @@ import re
 import shlex
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -295,6 +295,20 @@ class AtlasStore:
                 yield directory
             finally:
                 shutil.rmtree(directory, ignore_errors=True)
+
+    @contextmanager
+    def withdrawn_on_failure(self, model: str, group: str, units: Iterable[str]) -> Iterator[None]:
+        """Take units that were put in place out again, unless the catalogue names them by then."""
+        try:
+            yield
+        except BaseException:
+            stored = self.models().get(model)
+            if stored is None or stored.array_group != group:
+                self.drop_group(group)
+            else:
+                for unit in set(units).difference(stored.gain_hash, stored.derivations):
+                    self.drop_unit(group, unit)
+            raise
 
     def drop_unit(self, group: str, unit: str) -> None:
         """Delete one unit of a group that no catalogue row names any more."""

@@ -6,7 +6,6 @@ file they opened and new ones see the new file; nobody waits, and a crash leaves
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ import polars as pl
 
 from stats.errors import StoreError
 from store.tables import TABLE_BY_NAME, TABLES, Column, schema_sql
+from store.whole_files import written_whole
 
 FILE_NAME = "catalog.duckdb"
 STORAGE_VERSION = "v1.2.0"
@@ -92,27 +92,9 @@ def change(path: Path, action: Callable[[duckdb.DuckDBPyConnection], None], thre
     The caller holds the store's write lock. A missing catalogue starts empty, with its schema. With one
     thread, the same changes give the same bytes.
     """
-    copy = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        if path.exists():
-            shutil.copyfile(path, copy)
-        connection = duckdb.connect(config={**OFFLINE, **({"threads": threads} if threads else {})})
-        try:
-            connection.execute(f"ATTACH {quoted(copy)} AS catalogue (STORAGE_VERSION '{STORAGE_VERSION}')")
-            connection.execute("USE catalogue")
-            connection.execute("SET enable_external_access = false; SET lock_configuration = true")
-            connection.begin()
-            if not path.exists():
-                connection.execute(schema_sql())
-            action(connection)
-            connection.commit()
-            connection.execute("CHECKPOINT catalogue")
-        finally:
-            connection.close()
-        with copy.open("rb") as stream:
-            os.fsync(stream.fileno())
-        copy.replace(path)
-        sync_directory(path.parent)
+        with written_whole(path, durable=True) as copy:
+            _change_copy(path, copy, action, threads)
     except duckdb.Error as error:
         raise StoreError(
             "the catalogue cannot be written",
@@ -120,18 +102,27 @@ def change(path: Path, action: Callable[[duckdb.DuckDBPyConnection], None], thre
             found=str(error).splitlines()[0],
             remedy="free space or fix permissions, then try again; nothing was changed",
         ) from error
-    finally:
-        copy.unlink(missing_ok=True)
-        copy.with_name(copy.name + ".wal").unlink(missing_ok=True)
 
 
-def sync_directory(directory: Path) -> None:
-    """Have the names in a directory written to the disk, so that a rename outlives the machine."""
-    descriptor = os.open(directory, os.O_RDONLY)
+def _change_copy(
+    path: Path, copy: Path, action: Callable[[duckdb.DuckDBPyConnection], None], threads: int | None
+) -> None:
+    if path.exists():
+        shutil.copyfile(path, copy)
+    connection = duckdb.connect(config={**OFFLINE, **({"threads": threads} if threads else {})})
     try:
-        os.fsync(descriptor)
+        connection.execute(f"ATTACH {quoted(copy)} AS catalogue (STORAGE_VERSION '{STORAGE_VERSION}')")
+        connection.execute("USE catalogue")
+        connection.execute("SET enable_external_access = false; SET lock_configuration = true")
+        connection.begin()
+        if not path.exists():
+            connection.execute(schema_sql())
+        action(connection)
+        connection.commit()
+        connection.execute("CHECKPOINT catalogue")
     finally:
-        os.close(descriptor)
+        connection.close()
+        copy.with_name(copy.name + ".wal").unlink(missing_ok=True)
 
 
 def insert(connection: duckdb.DuckDBPyConnection, rows: dict[str, pl.DataFrame]) -> None:

@@ -380,13 +380,9 @@ def _publish(
             }
             write_group(staging, asdict(made) | facts)
             staging.replace(store.arrays_path / group / unit)
-            try:
+            with store.withdrawn_on_failure(stored.model, group, [unit]):
                 seal(store, group, unit)
                 publish_rows(store, stored.model, group)
-            except BaseException:
-                if unit not in store.models()[stored.model].derivations:
-                    store.drop_unit(group, unit)
-                raise
             for earlier, (name, other) in now.derivations.items():
                 if (name, other.kind) == (operator, made.kind):
                     store.drop_unit(group, earlier)

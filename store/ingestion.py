@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -212,7 +212,7 @@ def _publish(
         else:
             write_group(staging, _model_facts(plan, identity, digests, hashes))
             group = array_group_name(identity.model, created_at, hashes.content)
-        with _withdrawn_on_failure(store, identity.model, group, plan.operators):
+        with store.withdrawn_on_failure(identity.model, group, plan.operators):
             if adding:
                 for operator in plan.operators:
                     store.drop_unit(group, operator)
@@ -231,21 +231,6 @@ def _publish(
     partly = {name: count for name, count in repeated.items() if name not in (*others, identity.model)}
     kept = (identity.lineage, identity.step)
     return Outcome("ingested", identity.model, plan.operators, plan.bytes_to_read, seconds, others, partly, *kept)
-
-
-@contextmanager
-def _withdrawn_on_failure(store: AtlasStore, model: str, group: str, operators: tuple[Operator, ...]) -> Iterator[None]:
-    """Take what was put in place out again, unless the catalogue names it by then."""
-    try:
-        yield
-    except BaseException:
-        stored = store.models().get(model)
-        if stored is None or stored.array_group != group:
-            store.drop_group(group)
-            raise
-        for operator in set(operators).difference(stored.gain_hash):
-            store.drop_unit(group, operator)
-        raise
 
 
 def _model_facts(plan: Plan, identity: Identity, digests: list[LayerDigests], hashes: ModelHashes) -> dict[str, Any]:

@@ -26,13 +26,13 @@ from stats.errors import HeadatlasError, StoreError
 from store import catalogue
 from store.arrays import LARGE, attributes_of, is_own_file, open_stack, read_stack, readable, unlike_ours
 from store.atlas import FORMAT_VERSION, USER_KIND, AtlasStore, unknown_model
-from store.catalogue import sync_directory
 from store.catalogue_file import damaged_parts, models_without_a_row, other_tables
 from store.derivation_rows import user_columns
 from store.formats import FORMAT, NEEDS
 from store.leftovers import Leftover, leftovers
 from store.rows import catalogue_rows
 from store.tables import TABLES, Column, Table
+from store.whole_files import sync, written_whole
 
 SEQUENCE = re.compile(rb'\s*\{\s*"sequence": (\d+),')
 """How a manifest begins."""
@@ -94,31 +94,15 @@ def seal(store: AtlasStore, group: str, unit: str) -> None:
 def write_manifest(store: AtlasStore, content: Mapping[str, Any]) -> None:
     """Write a manifest with its own checksum, durably."""
     target = store.manifest_path(content["group"], content["unit"])
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
-    try:
-        with partial.open("w", encoding="utf-8") as stream:
-            json.dump({**content, "seal": seal_of(content)}, stream, indent=1)
-            stream.flush()
-            os.fsync(stream.fileno())
-        partial.replace(target)
-        sync_directory(target.parent)
-    finally:
-        partial.unlink(missing_ok=True)
+    with written_whole(target, durable=True) as partial, partial.open("w", encoding="utf-8") as stream:
+        json.dump({**content, "seal": seal_of(content)}, stream, indent=1)
 
 
 def _settle(paths: Sequence[Path], unit: Path) -> None:
     """Have files, and the directories that name them, written to the disk."""
-
-    def settle(path: Path) -> None:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
     folders = [Path(root) for root, _, _ in os.walk(unit)]
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(settle, [*paths, *folders, unit.parent, unit.parent.parent]))
+        list(pool.map(sync, [*paths, *folders, unit.parent, unit.parent.parent]))
 
 
 def seal_of(content: Mapping[str, Any]) -> str:
@@ -235,7 +219,7 @@ def rebuild_from(store: AtlasStore, sealed: Mapping[str, list[str]], tell: Calla
     try:
         catalogue.change(fresh, apply)
         fresh.replace(store.catalogue_path)
-        sync_directory(store.root)
+        sync(store.root)
     finally:
         fresh.unlink(missing_ok=True)
     return len(newest)

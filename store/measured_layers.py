@@ -12,7 +12,7 @@ import shutil
 import time
 import uuid
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,6 +26,7 @@ from stats.errors import StoreError
 from store.locking import LOOK_SECONDS, Holder, Lock
 from store.unfinished import FACTS, IN_USE, SUFFIX
 from store.version import numerical_libraries, tool_version
+from store.whole_files import written_whole
 
 if TYPE_CHECKING:
     from ingest.pipeline import ComputeSettings
@@ -58,7 +59,8 @@ class MeasuredLayers:
             source, layers = self._plan.checkpoint.source, len(self._plan.layers)
             started = datetime.now(UTC).isoformat(timespec="seconds")
             known = {"model": self._model, "source": source, "layers": layers, "started": started}
-            self._whole(facts, lambda path: path.write_text(json.dumps(known), encoding="utf-8"))
+            with written_whole(facts) as partial:
+                partial.write_text(json.dumps(known), encoding="utf-8")
 
     @contextmanager
     def claimed(self) -> Iterator[None]:
@@ -155,28 +157,16 @@ class MeasuredLayers:
         named |= {f"gain/{operator}": _bytes(gain) for operator, gain in digests.gains.items()}
         named |= {"content": _bytes(digests.content), "query_key": _bytes(digests.query_key)}
         named |= {"kv_head": measurement.kv_head, "device": np.array(self.device)}
-        self._whole(self._path(measurement.plan), lambda path: _save(path, named))
+        with written_whole(self._path(measurement.plan)) as partial, partial.open("wb") as stream:
+            np.savez(stream, allow_pickle=False, **named)
         self.devices.add(self.device)
 
     def _path(self, layer: LayerPlan) -> Path:
         return self.directory / f"{layer.stack}.{layer.layer}{SUFFIX}"
 
-    def _whole(self, path: Path, write: Callable[[Path], object]) -> None:
-        partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
-        try:
-            write(partial)
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
-
 
 def _bytes(digest: bytes) -> np.ndarray:
     return np.frombuffer(digest, np.uint8)
-
-
-def _save(path: Path, named: dict[str, Any]) -> None:
-    with path.open("wb") as stream:
-        np.savez(stream, allow_pickle=False, **named)
 
 
 def _key(plan: Plan, model: str, settings: ComputeSettings) -> str:

@@ -7,9 +7,7 @@ is there as a whole or not at all. What is refused is refused for all models bef
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,6 +19,7 @@ from store.atlas import USER_KIND, AtlasStore, StoredModel, array_group_name
 from store.integrity import publish_rows, seal, sealed_units
 from store.leftovers import leftovers
 from store.offered import NODE, OfferedModel, OfferedUnit, Place, Seal, checked_pieces, damaged
+from store.whole_files import written_whole
 
 Action = Literal["added", "extended", "replaced", "unchanged"]
 NUMBERS = ("compute_dtype", "rank_cut")
@@ -101,7 +100,8 @@ def merge_questions(store: AtlasStore, place: Place) -> tuple[list[str], list[st
             continue
         with store.writing("merge again"):
             folder.mkdir(exist_ok=True)
-            _write_whole(path, text)
+            with written_whole(path) as partial:
+                partial.write_bytes(text)
         taken.append(name)
     return taken, differing
 
@@ -289,7 +289,7 @@ def _publish_model(store: AtlasStore, taking: _Taking, staging: Path) -> None:
     group = offered.group
     if model != offered.model or (store.arrays_path / group).exists():
         group = array_group_name(model, datetime.now(UTC), str(offered.facts["content_hash"]))
-    with _withdrawn_on_failure(store, model, group, taking.units):
+    with store.withdrawn_on_failure(model, group, taking.units):
         staging.replace(store.arrays_path / group)
         for unit in taking.units:
             seal(store, group, unit)
@@ -299,28 +299,13 @@ def _publish_model(store: AtlasStore, taking: _Taking, staging: Path) -> None:
 
 
 def _publish_units(store: AtlasStore, taking: _Taking, staging: Path, group: str) -> None:
-    with _withdrawn_on_failure(store, taking.model, group, taking.units):
+    with store.withdrawn_on_failure(taking.model, group, taking.units):
         for unit in taking.units:
             store.drop_unit(group, unit)
             (staging / unit).replace(store.arrays_path / group / unit)
         for unit in taking.units:
             seal(store, group, unit)
         publish_rows(store, taking.model, group)
-
-
-@contextmanager
-def _withdrawn_on_failure(store: AtlasStore, model: str, group: str, units: Sequence[str]) -> Iterator[None]:
-    """Take what was put in place out again, unless the catalogue names it by then."""
-    try:
-        yield
-    except BaseException:
-        stored = store.models().get(model)
-        if stored is None or stored.array_group != group:
-            store.drop_group(group)
-        else:
-            for unit in set(units).difference(stored.gain_hash, stored.derivations):
-                store.drop_unit(group, unit)
-        raise
 
 
 def _drop_left(store: AtlasStore, models: set[str]) -> None:
@@ -361,14 +346,5 @@ def _rename(path: Path, model: str) -> None:
     """Give a model's attributes another name."""
     node = json.loads(path.read_bytes())
     node["attributes"]["model"] = model
-    _write_whole(path, json.dumps(node, indent=2).encode())
-
-
-def _write_whole(path: Path, data: bytes) -> None:
-    """Write a file that is whole or not there."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        partial.write_bytes(data)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with written_whole(path) as partial:
+        partial.write_text(json.dumps(node, indent=2), encoding="utf-8")

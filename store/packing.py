@@ -31,6 +31,7 @@ from store.offered import NODE, OfferedModel, OtherStore, Seal, checked_pieces
 from store.pack_file import COMMENT_LENGTH, CONTENTS, MARK, PACK, PACK_VERSION, Packed, digest_of
 from store.rows import catalogue_rows
 from store.version import tool_version
+from store.whole_files import written_whole
 
 FIRST_DAY = (1980, 1, 1, 0, 0, 0)
 REGULAR = 0o100644 << 16
@@ -56,18 +57,17 @@ def pack(root: Path, file: Path, models: Sequence[str] = ()) -> Packed:
     chosen = {name: model for name, model in offered.items() if not models or name in models}
     if not chosen:
         raise StoreError("there is nothing to pack", where=str(root), expected="at least one model", found="none")
-    partial = file.with_name(f".{file.name}.{os.getpid()}.partial")
     try:
-        with tempfile.TemporaryDirectory(prefix="headatlas-") as temporary:
+        with (
+            written_whole(file, durable=True) as partial,
+            tempfile.TemporaryDirectory(prefix="headatlas-") as temporary,
+        ):
             count = _write(store, chosen, Path(temporary), partial)
-        size = partial.stat().st_size
-        partial.replace(file)
+            size = partial.stat().st_size
     except OSError as error:
         raise StoreError(
             "the pack cannot be written", where=str(error.filename or file), found=error.strerror or str(error)
         ) from error
-    finally:
-        partial.unlink(missing_ok=True)
     return Packed(tuple(chosen), count, size)
 
 
@@ -110,8 +110,6 @@ def _write(store: OtherStore, chosen: Mapping[str, OfferedModel], temporary: Pat
         digest = digest_of(stream, end)
         stream.seek(end)
         stream.write(MARK + digest.encode())
-        stream.flush()
-        os.fsync(stream.fileno())
     return len(seals)
 
 
