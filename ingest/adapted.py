@@ -37,6 +37,11 @@ class AdaptedCheckpoint(Checkpoint):
     adapter: Adapter
     changes: Mapping[str, Change]
 
+    @property
+    def commit(self) -> None:
+        """The adapter's commit says nothing of the base."""
+        return None
+
     def header(self, name: str) -> TensorHeader:
         """Header of one tensor of the base, or of one of ``companions``.
 

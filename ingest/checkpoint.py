@@ -70,6 +70,11 @@ class Checkpoint:
     def __contains__(self, name: str) -> bool:
         return name in self.location
 
+    @property
+    def commit(self) -> str | None:
+        """What the values of every tensor follow from, where a commit of the hub says so."""
+        return self.revision
+
     def header(self, name: str) -> TensorHeader:
         """Header of one tensor; opens its file."""
         return self.files[self.location[name]].headers[name]

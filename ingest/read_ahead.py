@@ -40,8 +40,8 @@ class ReadAhead:
         return self
 
     def read(self, layer: LayerPlan) -> LayerWeights:
-        """Weights of one layer."""
-        if self._files:
+        """Weights of one layer, also of one that was not expected."""
+        if self._files and id(layer) in self._number:
             self._fetch_until(self._number[id(layer)] + 1 + self._ahead)
         return read_weights(self._checkpoint, layer)
 

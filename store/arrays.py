@@ -227,7 +227,7 @@ def open_stack(directory: Path) -> zarr.Group:
         StoreError: arrays of another kind than this program stores.
     """
     with readable(directory):
-        link = next((path for path in directory.rglob("*") if not path.is_dir() and not is_own_file(path)), None)
+        link = next((path for path in directory.rglob("*") if not is_own(path)), None)
         if link is not None:
             raise unlike_ours(link, "a regular file", "a link, or something else that is no file")
         group = zarr.open_group(str(directory), mode="r", zarr_format=3)
@@ -247,9 +247,14 @@ def open_stack(directory: Path) -> zarr.Group:
         return group
 
 
+def is_own(path: Path) -> bool:
+    """Whether a path is a regular file or a directory in its own place, and not a link that leads elsewhere."""
+    return not path.is_symlink() and (path.is_file() or path.is_dir())
+
+
 def is_own_file(path: Path) -> bool:
     """Whether a path is a regular file in its own directory and not a link that leads elsewhere."""
-    return path.is_file() and not path.is_symlink()
+    return is_own(path) and path.is_file()
 
 
 def _codec_names(codecs: Any) -> set[str]:

@@ -15,7 +15,7 @@ from ingest.family import PIECES, Norm
 from ingest.pipeline import ComputeSettings, LayerMeasurement, hash_layers, measure
 from ingest.plan import BESIDE, LayerPlan, Operator, Plan
 from stats.errors import StoreError
-from store.arrays import StackWriter, write_group
+from store.arrays import StackWriter, attributes_of, write_group
 from store.atlas import AtlasStore, StoredModel, array_group_name
 from store.integrity import publish_rows, seal
 from store.measured_layers import MeasuredLayers
@@ -88,7 +88,7 @@ def ingest_model(
     stored = store.models().get(model)
     operators = plan.operators
     if stored is not None and not replace_existing:
-        operators = _missing_operators(plan, stored, progress)
+        operators = _missing_operators(store, plan, stored, progress)
         if not operators:
             seconds = time.perf_counter() - started
             place = (stored.lineage, stored.step)
@@ -123,10 +123,18 @@ def _require_all(plan: Plan, measured: MeasuredLayers) -> None:
         )
 
 
-def _missing_operators(plan: Plan, stored: StoredModel, progress: Progress) -> tuple[Operator, ...]:
+def _read_alike(store: AtlasStore, stored: StoredModel, plan: Plan) -> bool:
+    """Whether the layers were taken for what the plan takes them for: a configuration may have been given since."""
+    hashes = {"content_hash", "qk_hash"}
+    layers = attributes_of(store.arrays_path / stored.array_group)["layers"]
+    known = [{name: fact for name, fact in layer.items() if name not in hashes} for layer in layers]
+    return known == [_layer_facts(layer) for layer in plan.layers]
+
+
+def _missing_operators(store: AtlasStore, plan: Plan, stored: StoredModel, progress: Progress) -> tuple[Operator, ...]:
     """Operators of the plan the store lacks, once the content is known to be the same."""
     missing = tuple(operator for operator in plan.operators if operator not in stored.gain_hash)
-    if stored.revision is not None and stored.revision == plan.checkpoint.revision:
+    if stored.revision is not None and stored.revision == plan.checkpoint.commit and _read_alike(store, stored, plan):
         return missing
     layers = []
     for digests in hash_layers(plan):

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from stats.errors import HeadatlasError
 from store.arrays import attributes_of
 from store.atlas import LOCK_SUFFIX, AtlasStore, StoredModel
 from store.locking import is_held
@@ -87,7 +88,7 @@ def _groups(
         if stored is not None:
             yield from _units(store, path, stored, units)
         elif units:
-            model = _model_of(path)
+            model = model_of(path)
             problem = f"sealed arrays that no catalogue row names: {model or 'a model'} was removed or replaced, "
             problem += "or its ingest ended just before it was published"
             yield Leftover(model, (*manifests, path), problem, sealed=True)
@@ -99,10 +100,8 @@ def _units(store: AtlasStore, group: Path, stored: StoredModel, sealed: Sequence
     """Units of a published model that the catalogue does not name."""
     named = {*stored.gain_hash, *stored.derivations}
     present = {path.name for path in group.iterdir() if path.is_dir()}
-    for unit in sorted(present | set(sealed) - named):
+    for unit in sorted((present | set(sealed)) - named):
         directory = (group / unit,) if unit in present else ()
-        if unit in named:
-            continue
         if unit in sealed:
             problem = (
                 f"sealed units that the catalogue does not name: {unit}, left by a command that ended between "
@@ -116,10 +115,11 @@ def _units(store: AtlasStore, group: Path, stored: StoredModel, sealed: Sequence
             )
 
 
-def _model_of(group: Path) -> str:
+def model_of(group: Path) -> str:
+    """The model whose arrays a directory holds, as its attributes say; empty where they do not."""
     try:
         return str(attributes_of(group)["model"])
-    except (OSError, ValueError, KeyError):
+    except (OSError, HeadatlasError, KeyError):
         return ""
 
 

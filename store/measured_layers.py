@@ -46,7 +46,7 @@ class MeasuredLayers:
         self._model = model
         self.directory = store.staging_path / f"ingest-{_key(plan, model, settings)}"
         self.device = settings.device_name
-        self.trusted = plan.checkpoint.revision is not None
+        self.trusted = plan.checkpoint.commit is not None
         """Whether layers found here are known to be those of the checkpoint without reading it again."""
         self.devices: set[str] = set()
         """Devices of the layers recalled or kept so far."""

@@ -17,7 +17,7 @@ from stats.errors import StoreError, nearest
 from store.arrays import attributes_of
 from store.atlas import USER_KIND, AtlasStore, StoredModel, array_group_name
 from store.integrity import publish_rows, seal, sealed_units
-from store.leftovers import leftovers
+from store.leftovers import leftovers, model_of
 from store.offered import NODE, OfferedModel, OfferedUnit, Place, Seal, checked_pieces, damaged
 from store.whole_files import written_whole
 
@@ -317,17 +317,9 @@ def _drop_left(store: AtlasStore, models: set[str]) -> None:
         for left in leftovers(store, store.models(), sealed_units(store)):
             arrays = left.paths[-1].parent == store.arrays_path
             if not (left.running or left.unfinished) and (
-                left.model in models or (arrays and _model_of(left.paths[-1]) in models)
+                left.model in models or (arrays and model_of(left.paths[-1]) in models)
             ):
                 left.drop()
-
-
-def _model_of(group: Path) -> str | None:
-    try:
-        name = json.loads((group / NODE).read_bytes())["attributes"]["model"]
-        return str(name)
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
 
 
 def _copy(place: Place, name: str, sealed: Seal, target: Path) -> None:
